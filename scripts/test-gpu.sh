@@ -12,7 +12,7 @@ scripts/test-gpu.sh [--binary PATH] [--golden FOLDER] [--scratch FOLDER] [--full
   --scratch FOLDER  where plans, logs and random models are written and deleted again (default: /dev/shm, or $TMPDIR)
   --full            also `verify` random models of full size, with and without massive channels, and every kernel case under
                     compute-sanitizer; needs 30 GB of scratch
-  --only NAME,…     only these checks: kernels goldens repeat one-launch chunks verify perplexity memcheck racecheck full
+  --only NAME,…     only these checks: kernels goldens repeat chunks verify perplexity memcheck racecheck full
   --models NAME,…   only these models of the reference data, such as e_tiny_q8_0 or massive/o_tiny_q8_0
   --device DEVICE   cuda (default), or sim or cpu: to try this script out where there is no GPU
   --jobs N          processes at a time (default: 8, or the number of cores if that is less)
@@ -30,7 +30,7 @@ fail() {
 # ---- arguments -----------------------------------------------------------------------------------------------------------
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-all_checks=(kernels goldens repeat one-launch chunks verify perplexity memcheck racecheck full)
+all_checks=(kernels goldens repeat chunks verify perplexity memcheck racecheck full)
 binary='' golden=${GEMMA4C_GOLDEN:-$repository/../shared/golden} scratch='' device=cuda only='' full=no
 jobs=$(nproc) models=()
 ((jobs <= 8)) || jobs=8
@@ -240,31 +240,6 @@ check_repeat() {
     ((differing == 0))
 }
 
-# The same 10,000 tokens by a launch a product and by products in one launch, again and again, with other work on the device every second time. What hangs is stopped.
-check_one_launch() {
-    local model=$1 each=5000 runs=20 run kind differing=0 other=''
-    printf '{"tokens":[2,%d],"max_tokens":'"$each"',"temperature":0,"ignore_eos":true}\n' 3 4 >"$job.prompts"
-    "$binary" compile "$golden/$model.gguf" -o "$job.chain.bin" --ctx 8192 "${target[@]}" &&
-        "$binary" compile "$golden/$model.gguf" -o "$job.one.bin" --ctx 8192 "${target[@]}" --enable-pass persistent ||
-        return 1
-    for ((run = -1; run < runs; run++)); do
-        ((run < 0)) && kind=chain || kind=one
-        if ((run % 2 == 1)); then
-            timeout -k 5 120 "$binary" bench "$job.chain.bin" --device "$device" -p 8 -n "$each" -r 1 &
-            other=$!
-        fi
-        rm -f "$job.$kind.answers"
-        timeout -k 5 120 "$binary" run "$job.$kind.bin" --device "$device" --file "$job.prompts" \
-            --output "$job.$kind.answers" || return 1
-        [[ -z $other ]] || wait "$other" || return 1
-        other=''
-        ((run < 0)) || cmp "$job.chain.answers" "$job.one.answers" || differing=$((differing + 1))
-    done
-    [[ $(grep -c '"finish_reason":"length"' "$job.chain.answers") == 2 ]] || return 1
-    say "$runs runs of $((2 * each)) tokens, $differing of them other text" '0'
-    ((differing == 0))
-}
-
 # The same bytes however a prompt is cut.
 check_chunks() {
     local model=$1 chunk differing=0
@@ -368,9 +343,8 @@ taken_by() {
     for model in "${there[@]}"; do
         case $1:$model in
         repeat:d_tiny_q4_k | repeat:e_tiny_q8_0 | repeat:m_tiny_q8_0) ;;
-        one-launch:d_tiny_q8_0 | one-launch:e_tiny_q4_0 | one-launch:e_tiny_q8_0) ;;
         perplexity:trained/*) ;;
-        repeat:* | one-launch:* | perplexity:*) continue ;;
+        repeat:* | perplexity:*) continue ;;
         esac
         printf '%s\n' "$model"
     done
@@ -380,13 +354,11 @@ taken_by() {
 obstacle() {
     case $1:$device in
     kernels:cpu | verify:cpu | full:cpu) printf 'the CPU is what a device is compared with' ;;
-    one-launch:cpu) printf 'the CPU has no launches' ;;
-    one-launch:sim) printf "the simulator does not hold all of a GPU's blocks at once" ;;
     memcheck:cpu | memcheck:sim | racecheck:cpu | racecheck:sim) printf 'there is no GPU' ;;
     memcheck:cuda | racecheck:cuda)
         command -v compute-sanitizer >/dev/null || printf 'compute-sanitizer is not on the PATH'
         ;;
-    repeat:* | perplexity:* | one-launch:cuda)
+    repeat:* | perplexity:*)
         [[ -n $(taken_by "$1") ]] || printf 'it is for none of these models'
         ;;
     esac
@@ -419,9 +391,6 @@ for tool in racecheck memcheck; do
 done
 if runs repeat; then
     for model in $(taken_by repeat); do submit repeat "$model" check_repeat "$model"; done
-fi
-if runs one-launch; then
-    for model in $(taken_by one-launch); do submit one-launch "$model" check_one_launch "$model"; done
 fi
 if runs perplexity; then
     for model in $(taken_by perplexity); do

@@ -31,8 +31,24 @@ report_times() {
         printf '%-10s %8s\n' "${stage_names[i]}" "${stage_seconds[i]:-failed}" >&2
     done
     printf '%-10s %8s\n' total "$SECONDS" >&2
+    report_not_checked
 }
 trap report_times EXIT
+
+# Tests that found no data or no tool pass, and append what they left out to this list: the last line says how many.
+export GEMMA4C_NOT_CHECKED="$PWD/.cache/not-checked"
+mkdir -p .cache
+rm -f "$GEMMA4C_NOT_CHECKED"
+
+report_not_checked() {
+    local count=0
+    if [[ -f $GEMMA4C_NOT_CHECKED ]]; then
+        count=$(wc -l <"$GEMMA4C_NOT_CHECKED")
+        printf '\n' >&2
+        sort "$GEMMA4C_NOT_CHECKED" >&2
+    fi
+    printf '\nNOT CHECKED: %s tests, or parts of them, found no data or no tool\n' "$count" >&2
+}
 
 check_tools() {
     local missing=0

@@ -1,16 +1,57 @@
-//! gemma4c as a library: what the program is made of, so that its tests are made of the same. One file a subcommand, in `commands/`.
+//! Compiles Gemma 4 models ahead of time and runs them, on NVIDIA GPUs and on CPUs: the same answer every time, memory
+//! known beforehand.
 //!
-//! It is no interface for other programs: nothing here is kept stable.
+//! ```
+//! use gemma4c::{Model, Sampling};
+//!
+//! # fn main() -> Result<(), gemma4c::Error> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let gguf = gemma4c::demo_model(folder.path())?;
+//! let mut model = Model::compile(gguf).context(1024).open()?;
+//! for piece in model.stream("She was", &Sampling::default().max_tokens(16))? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Model`] is compiled from a GGUF file ([`Model::compile`], a [`Compiler`]) or opened from a plan that was written
+//! before ([`Model::open`], on a [`Device`]). It answers one [`Prompt`] ([`Model::generate`], [`Model::stream`]) or
+//! many together ([`Model::generate_many`]) under the same [`Sampling`], and computes tokens ([`Model::tokenize`]) and
+//! [logits](Model::logits). Everything that can fail returns an [`Error`].
+//!
+//! The program `gemma4c` is in this library too, with one file a subcommand in `commands/`. Its modules are public for
+//! the project's own tests, hidden from these pages, and kept stable for nobody.
 
-pub mod commands;
-pub mod compile;
-pub mod embed;
-pub mod launched;
-pub mod output;
+mod device;
+mod error;
+mod model;
 mod progress;
 mod random;
+mod reader;
 mod report;
+
+#[doc(hidden)]
+pub mod commands;
+#[doc(hidden)]
+pub mod embed;
+mod files;
+#[doc(hidden)]
+pub mod launched;
+#[doc(hidden)]
+pub mod options;
+#[doc(hidden)]
+pub mod output;
+#[doc(hidden)]
+pub mod pipeline;
+#[doc(hidden)]
 pub mod simulate;
+
+pub use device::Device;
+pub use error::Error;
+pub use gemma4c_plan::cuda::KvType;
+pub use gemma4c_runtime::engine::Finish;
+pub use model::{Compiler, Completion, Message, Model, Prompt, Sampling, Stream, demo_drafter, demo_model};
 
 use std::env;
 use std::ffi::OsString;
@@ -33,6 +74,7 @@ struct Cli {
 }
 
 /// Runs the command that the arguments of this process name.
+#[doc(hidden)]
 pub fn main() -> ExitCode {
     match run(env::args_os()) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -47,6 +89,7 @@ pub fn main() -> ExitCode {
 }
 
 /// The command line as clap describes it, for tests and for whatever is derived from it.
+#[doc(hidden)]
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
@@ -65,8 +108,8 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Result<Outcome> {
     commands::run(cli.command)
 }
 
-/// clap guesses what was meant by how words are spelled (`--stop` for `--top-p`), or proposes to pass an option as a value. Wrong advice is worse
-/// than none: the usage line and `--help` remain.
+/// clap guesses what was meant by how words are spelled (`--stop` for `--top-p`), or proposes to pass an option as a
+/// value. Wrong advice is worse than none: the usage line and `--help` remain.
 fn without_tips(mut error: clap::Error) -> clap::Error {
     use ContextKind::{Suggested, SuggestedArg, SuggestedSubcommand, SuggestedValue, TrailingArg};
     for kind in [Suggested, SuggestedArg, SuggestedSubcommand, SuggestedValue, TrailingArg] {

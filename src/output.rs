@@ -1,12 +1,13 @@
-//! Results, on stdout and in files. A closed pipe ends the program quietly, so nothing here panics on it as `println!` would.
+//! Results, on stdout and in files. A closed pipe ends the program quietly, so nothing here panics on it as `println!`
+//! would.
 //!
-//! All files that commands write are opened here, and none of them takes the place of a file that the command reads: `may_be_written` is
-//! where both are compared.
+//! All files that commands write are opened here, and none of them takes the place of a file that the command reads:
+//! `may_be_written` is where both are compared.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Deref;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, OnceLock};
 
@@ -14,7 +15,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use tempfile::NamedTempFile;
 
-/// A file that a command writes, by its argument's type: an argument that is a `PathBuf` is a file that the command reads.
+use crate::files;
+
+/// A file that a command writes, by its argument's type: an argument that is a `PathBuf` is a file that the command
+/// reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputFile(PathBuf);
 
@@ -115,14 +119,17 @@ fn print_bytes(bytes: &[u8]) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// A file that gets its name once it is complete, with `persist`: nobody meets half of it, and a failure leaves nothing.
+/// A file that gets its name once it is complete, with `persist`.
 pub fn new_file(path: &OutputFile) -> Result<NamedTempFile> {
-    ensure!(!path.is_stdout(), "-: this result is written in several places, so it cannot go to a pipe: give a file");
+    refuse_pipe(path)?;
     may_be_written(path)?;
-    // Readable as any new file is, not only for its owner as temporary ones are.
-    let mode = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().permissions(mode).tempfile_in(folder(path));
-    file.with_context(|| format!("cannot write {}", path.display()))
+    files::new_file(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Refuses standard output for what is not written from its beginning to its end.
+pub fn refuse_pipe(path: &OutputFile) -> Result<()> {
+    ensure!(!path.is_stdout(), "-: this result is written in several places, so it cannot go to a pipe: give a file");
+    Ok(())
 }
 
 /// Writes a file under its name only once it is complete, or to standard output.
@@ -130,11 +137,8 @@ pub fn write_whole(path: &OutputFile, bytes: &[u8]) -> Result<()> {
     if path.is_stdout() {
         return print_bytes(bytes);
     }
-    let cannot_write = || format!("cannot write {}", path.display());
-    let mut file = new_file(path)?;
-    file.write_all(bytes).with_context(cannot_write)?;
-    file.persist(path).with_context(cannot_write)?;
-    Ok(())
+    may_be_written(path)?;
+    files::write_whole(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Opens a file that grows: what is in it stays, and the caller decides how much of that counts.
@@ -144,8 +148,8 @@ pub fn open_kept(path: &OutputFile) -> Result<File> {
     file.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Refuses what would fail after much work, or take the place of a file that the command reads, of a folder, a device or a pipe: a file renamed
-/// to `/dev/null` would be the new one.
+/// Refuses what would fail after much work, or take the place of a file that the command reads, of a folder, a device
+/// or a pipe: a file renamed to `/dev/null` would be the new one.
 pub fn may_be_written(path: &OutputFile) -> Result<()> {
     if path.is_stdout() {
         return Ok(());
@@ -156,14 +160,9 @@ pub fn may_be_written(path: &OutputFile) -> Result<()> {
     }
     let other = fs::metadata(path).is_ok_and(|info| !info.is_file());
     ensure!(!other, "cannot write {}: it is there, and not a regular file", path.display());
-    let folder = folder(path);
+    let folder = files::folder(path);
     ensure!(folder.is_dir(), "cannot write {}: there is no folder {}", path.display(), folder.display());
     Ok(())
-}
-
-/// The folder a file lies in; the current one for a bare name.
-pub fn folder(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// An error and its causes in one line. Some errors name their cause themselves; it is not told twice.

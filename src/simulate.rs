@@ -1,35 +1,39 @@
 //! A GPU plan without a GPU: its launches run in the simulator.
 //!
-//! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its kernels must
-//! have the plan's names. The launches and their memory are the plan's own.
+//! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its
+//! kernels must have the plan's names. The launches and their memory are the plan's own.
 
-use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
-use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
-use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
-use crate::compile::{self, CudaOptions, Files};
+use crate::error::Error;
+use crate::options::Options;
+use crate::pipeline::{Declared, Files, Source};
 
-/// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
-pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
+/// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that
+/// for a GPU.
+pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session, Error> {
     open_with(plan, location, gpu, None)
 }
 
 /// The plan, of which that program is the first, and the simulator that runs its launches one after the other.
-pub fn open_backend(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Box<dyn Backend>)> {
+pub fn open_backend(
+    plan: Plan,
+    location: &ModelLocation,
+    gpu: Option<&str>,
+) -> Result<(Plan, Box<dyn Backend>), Error> {
     let (plan, simulator) = loaded(plan, location, gpu)?;
     let backend = backend(&plan, simulator, None)?;
     Ok((plan, backend))
 }
 
-/// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
-/// what another has not finished with is an error.
-pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
+/// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow
+/// it. A launch that touches what another has not finished with is an error.
+pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session, Error> {
     open_with(plan, location, None, Some(interleaving))
 }
 
@@ -38,46 +42,26 @@ fn open_with(
     location: &ModelLocation,
     gpu: Option<&str>,
     chained: Option<Interleaving>,
-) -> Result<Session> {
+) -> Result<Session, Error> {
     let (plan, simulator) = loaded(plan, location, gpu)?;
     session(plan, simulator, chained)
 }
 
 /// A simulator with the kernels and the weights of a plan.
-fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
-    ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
+fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator), Error> {
+    if plan.cuda.is_none() {
+        return Err(without_program());
+    }
     plan.choose(named(&plan, gpu)?);
-    let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
-    let program = cuda.program.clone();
-    let files = location.files(&plan)?;
-    let open = |index: u32| files.get(index as usize).with_context(|| format!("file {index} is missing"));
-    let file = Gguf::open(open(0)?)?;
-    // A projector follows the model's own files.
-    let of_projector = (!plan.towers.is_empty()).then_some(file.files().len() as u32);
-    let projector = of_projector.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
-    // A drafter's weights are the plan's last.
-    let of_drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file);
-    let drafter_file = of_drafter.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
-    let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
-    let target = Target::of_program(&program.gpu);
-    let target =
-        target.with_context(|| format!("the plan is for {}, which this gemma4c does not know", program.gpu))?;
-    let layout = &program.kv_layout;
-    let options = CudaOptions {
-        targets: vec![target.clone()],
-        kv: program.kv,
-        sequences: layout.slots,
-        verified: program.verified_rows,
-        snapshots: Some(layout.rings - layout.slots),
-        // What a budget decided then is what it decides now, if it is as large as the plan.
-        vram: program.memory.device(),
-        disabled,
-    };
-    let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let of_plan = Files { file: &file, projector: projector.as_ref(), drafter: drafter_file.as_ref() };
-    let (lowered, tensors) = compile::lower_again(&plan, of_plan, &options, &target, chunk)?;
-    let same = lowered.program.kernels == program.kernels;
-    ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
+    let program = plan.cuda.as_ref().ok_or_else(without_program)?.program.clone();
+    let options = Options::of_program(&plan, &program)?;
+    let files = files(&plan, location)?;
+    let declared = Declared::new(&files, &options)?;
+    let lowered = declared.lower(&options.gpus[0])?;
+    if lowered.program.kernels != program.kernels {
+        let why = "the plan was made by another version of gemma4c: compile the model again to simulate it";
+        return Err(Error::Option(why.into()));
+    }
     let mut simulator = Simulator::new(&program, lowered.instances);
     if let Some(embedded) = &plan.embedded {
         let weights = EmbeddedWeights::open(embedded, location)?;
@@ -88,20 +72,39 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
         simulator.prepare(&program)?;
     } else {
-        simulator.load(&program, |weight| tensors[weight as usize])?;
+        simulator.load(&program, |weight| declared.bytes(weight.index()).unwrap_or_default())?;
     }
     Ok((plan, simulator))
 }
 
+fn without_program() -> Error {
+    Error::Option("the plan is for the CPU: nothing of it runs on a simulated GPU".into())
+}
+
+/// The files that a plan was made of. A projector follows the model's own files, and a drafter's weights are the plan's
+/// last.
+fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
+    let paths = location.files(plan)?;
+    let open = |index: usize| match paths.get(index) {
+        Some(path) => Source::open(path),
+        None => Err(Error::Option(format!("file {index} is missing"))),
+    };
+    let text = open(0)?;
+    let parts = text.file().map_or(1, |file| file.files().len());
+    let projector = (!plan.towers.is_empty()).then_some(parts);
+    let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);
+    Ok(Files { text, projector: projector.map(open).transpose()?, drafter: drafter.map(open).transpose()? })
+}
+
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.
-pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session, Error> {
     let backend = backend(&plan, simulator, chained)?;
     Ok(Session::with_backend(plan, backend)?)
 }
 
 /// The launches of a plan's first program, in a simulator that has its kernels and its weights.
-fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>> {
-    let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
+fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>, Error> {
+    let cuda = plan.cuda.as_ref().ok_or_else(without_program)?;
     let (program, sent) = (cuda.program.clone(), Default::default());
     Ok(Box::new(Simulated { simulator, program, chained, sent, tier: Vec::new() }))
 }

@@ -1,7 +1,7 @@
 //! The decoders the CPU runs: one small type a format, shaped so that the compiler vectorises it.
 //!
-//! Every product here is exact in f32: a half-precision factor has 11 significant bits, a sub-block's integer scale at most
-//! 7, a code at most 8, and no format's three add up to more than 24. So `scale * code + minimum` is rounded once,
+//! Every product here is exact in f32: a half-precision factor has 11 significant bits, a sub-block's integer scale at
+//! most 7, a code at most 8, and no format's three add up to more than 24. So `scale * code + minimum` is rounded once,
 //! whether or not a machine fuses it, and these decoders are bit-equal to [`crate::reference`].
 
 use std::hint::black_box;
@@ -72,7 +72,8 @@ pub const fn half_to_f32(bits: u16) -> f32 {
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
     let exponent = bits & 0x7c00;
     let shifted = (bits as u32 & 0x7fff) << 13;
-    // A subnormal becomes the fraction of a normal number, which is then subtracted: a denormal operand would cost a hundred cycles.
+    // A subnormal becomes the fraction of a normal number, which is then subtracted: a denormal operand would cost a
+    // hundred cycles.
     let subnormal = (f32::from_bits(shifted + SMALLEST_NORMAL) - f32::from_bits(SMALLEST_NORMAL)).to_bits();
     let infinity = if exponent == 0x7c00 { REBIAS } else { 0 };
     let magnitude = if exponent == 0 { subnormal } else { shifted + REBIAS + infinity };
@@ -84,8 +85,9 @@ const REBIAS: u32 = (127 - 15) << 23;
 
 /// Every half as a single.
 ///
-/// A table, for the scale of a block: converting one value with [`half_to_f32`] would be half of the block's work. A look-up is one
-/// broadcast load, and the scales of one matrix are so much alike that the few cache lines they use stay in L1.
+/// A table, for the scale of a block: converting one value with [`half_to_f32`] would be half of the block's work. A
+/// look-up is one broadcast load, and the scales of one matrix are so much alike that the few cache lines they use stay
+/// in L1.
 static SINGLES: [f32; 1 << 16] = {
     let mut singles = [0.0; 1 << 16];
     let mut bits = 0;
@@ -109,8 +111,8 @@ fn bytes<const N: usize>(block: &[u8], offset: usize) -> &[u8; N] {
 
 /// Sets N values from `first` on, as one unit of vector code.
 ///
-/// The fence costs no instruction. It keeps the compiler from vectorising across units and blocks, which would gather bytes
-/// one by one.
+/// The fence costs no instruction. It keeps the compiler from vectorising across units and blocks, which would gather
+/// bytes one by one.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "the form that vectorises for every format")]
 fn set<const N: usize>(out: &mut [f32], first: usize, value: impl Fn(usize) -> f32) {
@@ -174,8 +176,8 @@ block_format!(Q8_0, 32 values in 34 bytes, |block, out| {
     set::<32>(out, 0, |i| scale * (codes[i] as i8) as f32);
 });
 
-/// 16 bytes of nibbles in ggml's planar order: byte j holds elements j (low) and j + 16 (high). `value(j, nibble)` is the value
-/// of element j.
+/// 16 bytes of nibbles in ggml's planar order: byte j holds elements j (low) and j + 16 (high). `value(j, nibble)` is
+/// the value of element j.
 #[inline(always)]
 fn planar(packed: &[u8; 16], out: &mut [f32], first: usize, value: impl Fn(usize, u8) -> f32) {
     set::<16>(out, first, |j| value(j, packed[j] & 15));
@@ -206,8 +208,8 @@ block_format!(Q5_1, 32 values in 24 bytes, |block, out| {
     });
 });
 
-/// Level `code` of the IQ4 formats: four levels to a word, a word picked by the high bits and shifted by the low ones. A table
-/// in memory would be read element by element.
+/// Level `code` of the IQ4 formats: four levels to a word, a word picked by the high bits and shifted by the low ones.
+/// A table in memory would be read element by element.
 #[inline(always)]
 fn level(code: u8) -> f32 {
     const fn word(i: usize) -> u32 {
@@ -226,8 +228,8 @@ block_format!(IQ4NL, 32 values in 18 bytes, |block, out| {
     planar(bytes(block, 2), out, 0, |_, nibble| scale * level(nibble));
 });
 
-/// Hides where `scales` come from, so that the compiler reads each with a broadcast load instead of shuffling it out of the register
-/// they were computed in.
+/// Hides where `scales` come from, so that the compiler reads each with a broadcast load instead of shuffling it out of
+/// the register they were computed in.
 #[inline(always)]
 fn in_memory<const N: usize>(scales: &[f32; N]) -> &[f32; N] {
     black_box(scales)
@@ -248,8 +250,8 @@ block_format!(IQ4XS, 256 values in 136 bytes, |block, out| {
 
 /// Scales and minima of the eight sub-blocks of a K-quant block: packed, 6 bits each, after two halves.
 ///
-/// The first four pairs lie in the low six bits of eight bytes, the last four in the nibbles of four more and in the two bits
-/// left above. All are unpacked at once, as bytes of words.
+/// The first four pairs lie in the low six bits of eight bytes, the last four in the nibbles of four more and in the
+/// two bits left above. All are unpacked at once, as bytes of words.
 #[inline(always)]
 fn packed_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     let [a, b, c] = [4, 8, 12].map(|at| u32::from_le_bytes(*bytes(block, at)));
@@ -290,8 +292,8 @@ block_format!(Q6K, 256 values in 210 bytes, |block, out| {
     let scales: &[u8; 16] = bytes(block, 192);
     let scales = scales.map(|scale| factor * (scale as i8) as f32);
     let scales = in_memory(&scales);
-    // Halves of 128 values, each 64 bytes of low nibbles and 32 of high bit pairs: byte i of the latter belongs to elements i,
-    // i + 32, i + 64 and i + 96.
+    // Halves of 128 values, each 64 bytes of low nibbles and 32 of high bit pairs: byte i of the latter belongs to
+    // elements i, i + 32, i + 64 and i + 96.
     for side in 0..2 {
         for part in 0..2 {
             let first = 128 * side + 16 * part;

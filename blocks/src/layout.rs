@@ -72,7 +72,8 @@ pub enum Scale {
         half: usize,
         bytes: usize,
     },
-    /// `half * (s - 32)`, `s` = 4 low bits from `low`, 2 high bits from the u16 at `high`, one for each sub-block of 32.
+    /// `half * (s - 32)`, `s` = 4 low bits from `low`, 2 high bits from the u16 at `high`, one for each sub-block of
+    /// 32.
     Split6 {
         half: usize,
         high: usize,

@@ -2,17 +2,17 @@
 //!
 //! Two types, for a head's values in order:
 //!
-//! - q8_0: groups of 32 values have an int8 code each and one f16 scale. A code is stored as a byte that is 128 more, so that kernels widen
-//!   it without a sign. A value is read as code times scale, rounded to f16: that is the number that a chunk's tensor cores multiply (decoded rows
-//!   multiply codes, and then the sums by scales). The scale is the group's largest magnitude / 127; codes are taken relative to the scale
-//!   as it is stored, so that its own rounding costs nothing. A group that holds something that is not finite is read as NaN, all of it:
-//!   a fault stays visible.
-//! - fp8: e4m3, saturating, without a scale. Heads are RMS-normed before they are stored, so no value exceeds the root of the head's
-//!   length times a norm weight: 16 to 23 times the weight, and e4m3 reaches 448. A scale a tensor would have to be measured on data, and one a group is what
-//!   q8_0 is for.
+//! - q8_0: groups of 32 values have an int8 code each and one f16 scale. A code is stored as a byte that is 128 more,
+//!   so that kernels widen it without a sign. A value is read as code times scale, rounded to f16: that is the number
+//!   that a chunk's tensor cores multiply (decoded rows multiply codes, and then the sums by scales). The scale is the
+//!   group's largest magnitude / 127; codes are taken relative to the scale as it is stored, so that its own rounding
+//!   costs nothing. A group that holds something that is not finite is read as NaN, all of it: a fault stays visible.
+//! - fp8: e4m3, saturating, without a scale. Heads are RMS-normed before they are stored, so no value exceeds the root
+//!   of the head's length times a norm weight: 16 to 23 times the weight, and e4m3 reaches 448. A scale a tensor would
+//!   have to be measured on data, and one a group is what q8_0 is for.
 //!
-//! GPU kernels round the same way, and tests hold them to these functions. This has nothing to do with blocks of weights: q8_0 of a GGUF file has its scale
-//! first and does not round what is read.
+//! GPU kernels round the same way, and tests hold them to these functions. This has nothing to do with blocks of
+//! weights: q8_0 of a GGUF file has its scale first and does not round what is read.
 
 use half::f16;
 

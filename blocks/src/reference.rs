@@ -63,8 +63,8 @@ fn minimum(minimum: Minimum, block: &[u8], i: usize) -> Option<f32> {
     }
 }
 
-/// Scale and minimum `k` of the eight 6-bit pairs in 12 bytes: the first four lie in the low six bits of bytes 0..8, the
-/// last four are split between the nibbles of bytes 8..12 and the two bits left over above.
+/// Scale and minimum `k` of the eight 6-bit pairs in 12 bytes: the first four lie in the low six bits of bytes 0..8,
+/// the last four are split between the nibbles of bytes 8..12 and the two bits left over above.
 fn packed6(s: &[u8], k: usize) -> (u8, u8) {
     if k < 4 {
         (s[k] & 63, s[k + 4] & 63)

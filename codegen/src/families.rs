@@ -6,7 +6,7 @@
 use std::sync::{LazyLock, OnceLock};
 
 use gemma4c_dsl::harness::Case;
-use gemma4c_dsl::{DeviceDef, Instance, KernelDef, RegistersDef};
+use gemma4c_dsl::{DeviceDef, Instance, KernelDef, StructDef};
 
 use crate::nvrtc::Source;
 use crate::{cases, kernels};
@@ -50,13 +50,13 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "quantise",
         about: "activations to int8, 32 to a scale",
-        kernels: &[kernels::quantise::quantise::DEF, kernels::quantise::quantise_plain::DEF],
+        kernels: &[kernels::quantise::quantise::DEF],
         cases: cases::quantise::cases,
     },
     Family {
         name: "matvec",
         about: "decode's matrix-vector products over repacked weights, with prologue and epilogue",
-        kernels: &[kernels::matvec::matvec::DEF, kernels::matvec::matvec_plain::DEF],
+        kernels: &[kernels::matvec::matvec::DEF],
         cases: cases::matvec::cases,
     },
     Family {
@@ -70,13 +70,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::rows::tiles::rows_tiles::DEF,
             kernels::rows::steps::rows_tiles_in_steps::DEF,
         ],
-        cases: cases::rows::cases,
-    },
-    Family {
-        name: "run",
-        about: "a decoded row's products between two attentions, in one launch",
-        kernels: &[kernels::run::product_run::DEF],
-        cases: cases::run::cases,
+        cases: || [cases::rows::cases(), cases::rows::mixture::cases()].concat(),
     },
     Family {
         name: "norm",
@@ -105,7 +99,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "sample",
         about: "argmax, and sampling by temperature, top-k and top-p",
-        kernels: &[kernels::sample::pick::DEF, kernels::sample::argmax_plain::DEF],
+        kernels: &[kernels::sample::pick::DEF],
         cases: cases::sample::cases,
     },
     Family {
@@ -125,7 +119,6 @@ pub static FAMILIES: &[Family] = &[
         about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over bf16 weights",
         kernels: &[
             kernels::product::product::DEF,
-            kernels::product::product_plain::DEF,
             kernels::product::round_rows::DEF,
             kernels::product::wgmma::product_wgmma::DEF,
             kernels::product::tiles::product_tiles::DEF,
@@ -141,16 +134,13 @@ pub static FAMILIES: &[Family] = &[
         about: "mixture of experts: the router, and the products of the experts it chose",
         kernels: &[
             kernels::moe::router::route::DEF,
-            kernels::moe::router::route_plain::DEF,
             kernels::moe::gate_up::expert_geglu::DEF,
-            kernels::moe::gate_up::expert_geglu_plain::DEF,
             kernels::moe::down::expert_down::DEF,
-            kernels::moe::down::expert_down_plain::DEF,
             kernels::moe::gathered::gate_up::gathered_geglu::DEF,
             kernels::moe::gathered::down::gathered_down::DEF,
             kernels::moe::group::group_pairs::DEF,
         ],
-        cases: cases::moe::cases,
+        cases: || [cases::moe::cases(), cases::gathered::cases(), cases::grouped::sorts()].concat(),
     },
     Family {
         name: "attention",
@@ -166,7 +156,11 @@ pub static FAMILIES: &[Family] = &[
             kernels::attention::warpgroups::attention_warpgroups::DEF,
             kernels::attention::keep::keep_rows::DEF,
         ],
-        cases: cases::attention::cases,
+        cases: || {
+            use cases::attention::{self, company, packed, stage, step};
+            let few_rows = [attention::cases(), step::cases(), company::cases(), stage::cases()];
+            [&few_rows.concat()[..], &packed::cases(), &attention::cases_of_many_rows()].concat()
+        },
     },
     Family {
         name: "tower",
@@ -187,7 +181,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::tower::clipped::clipped_geglu::DEF,
             kernels::tower::place_soft::DEF,
         ],
-        cases: cases::tower::cases,
+        cases: || [cases::tower::cases(), cases::tower_fast::cases(), cases::sound::cases()].concat(),
     },
     Family {
         name: "plain",
@@ -277,10 +271,10 @@ pub fn device_functions() -> Vec<&'static DeviceDef> {
     found
 }
 
-/// The structs of registers that any case reaches, each once, by name.
-pub fn register_structs() -> Vec<&'static RegistersDef> {
-    let mut found: Vec<&'static RegistersDef> = of_all_cases().flat_map(|instance| instance.registers()).collect();
-    found.sort_by_key(|registers| registers.name);
-    found.dedup_by_key(|registers| registers.name);
+/// The structs that any case reaches, each once, by name.
+pub fn structs() -> Vec<&'static StructDef> {
+    let mut found: Vec<&'static StructDef> = of_all_cases().flat_map(|instance| instance.structs()).collect();
+    found.sort_by_key(|def| def.name);
+    found.dedup_by_key(|def| def.name);
     found
 }

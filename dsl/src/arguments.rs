@@ -1,7 +1,7 @@
-//! Arguments of a launch. `#[kernel]` derives a struct with a field for each of the kernel's parameters (`matvec::Arguments`), and
-//! `#[device]` one for what a function takes besides a slot's values (`then_scale::Arguments`), so that a forgotten or misspelt
-//! argument does not compile. What fills a slot is chosen at run time: whether its arguments are there is checked against the
-//! [`Instance`].
+//! Arguments of a launch. `#[kernel]` derives a struct with a field for each of the kernel's parameters
+//! (`matvec::Arguments`), and `#[device]` one for what a function takes besides a slot's values
+//! (`then_scale::Arguments`), so that a forgotten or misspelt argument does not compile. What fills a slot is chosen at
+//! run time: whether its arguments are there is checked against the [`Instance`].
 //!
 //! `M` stands for memory: a place in a plan, a view in the simulator, an address.
 
@@ -98,8 +98,8 @@ impl<M> LaunchArguments<M> {
         Self { kernel, own, slots: Vec::new() }
     }
 
-    /// Adds the arguments of a function in a slot; of several in one slot, in their order. A function that takes nothing
-    /// besides the slot's values need not be named.
+    /// Adds the arguments of a function in a slot; of several in one slot, in their order. A function that takes
+    /// nothing besides the slot's values need not be named.
     pub fn with_slot(mut self, slot: SlotKey, filled: impl Into<Filled<M>>) -> Self {
         self.slots.push((slot, filled.into()));
         self

@@ -1,7 +1,8 @@
-//! Definitions: what the macros leave behind of a kernel, of a device function and of an intrinsic, as plain statics.
+//! Definitions: what the macros leave behind of a kernel, of a device function, of a struct and of an intrinsic, as
+//! plain statics.
 
 use crate::elements::{self, ElementType};
-use crate::passing::{Arguments, SlotArguments, Value, Word4};
+use crate::passing::{Arguments, SlotArguments, Word4};
 use crate::values::Values;
 
 /// What a kernel does with a buffer.
@@ -11,7 +12,8 @@ pub enum Access {
     Weights,
     /// Read; written by an earlier kernel, so not before the dependency wait.
     Input,
-    /// Rows that bulk copies bring tile by tile; otherwise as `Input`. A launch gives the tensor map that describes them.
+    /// Rows that bulk copies bring tile by tile; otherwise as `Input`. A launch gives the tensor map that describes
+    /// them.
     Tiles,
     /// Written, all of it; not read.
     Output,
@@ -25,12 +27,24 @@ impl Access {
     pub const fn writes(self) -> bool {
         matches!(self, Self::Output | Self::InOut | Self::Shared)
     }
+
+    /// What is before and behind the element in a CUDA declaration.
+    pub(crate) const fn around(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Weights => ("weights<", "> "),
+            Self::Input => ("const ", "* "),
+            Self::Tiles => ("__grid_constant__ const tiles<", "> "),
+            Self::Output | Self::InOut | Self::Shared => ("", "* "),
+        }
+    }
 }
 
 /// Parameter of a kernel or a device function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamDef {
     pub name: &'static str,
+    /// The parameter that is the view whose field it is; empty for one that is of no view.
+    pub view: &'static str,
     pub kind: ParamKind,
 }
 
@@ -45,15 +59,18 @@ pub enum ParamKind {
 }
 
 impl ParamDef {
+    /// `kv_pages` for the field `pages` of the view `kv`.
+    pub fn full_name(&self) -> String {
+        if self.view.is_empty() { self.name.to_string() } else { format!("{}_{}", self.view, self.name) }
+    }
+
     /// The parameter as CUDA text, under another name.
     pub fn declare(&self, name: &str) -> String {
         match self.kind {
-            ParamKind::Memory { access: Access::Weights, element } => format!("weights<{element}> {name}"),
-            ParamKind::Memory { access: Access::Input, element } => format!("const {element}* {name}"),
-            ParamKind::Memory { access: Access::Tiles, element } => {
-                format!("__grid_constant__ const tiles<{element}> {name}")
+            ParamKind::Memory { access, element } => {
+                let (before, after) = access.around();
+                format!("{before}{element}{after}{name}")
             }
-            ParamKind::Memory { element, .. } => format!("{element}* {name}"),
             ParamKind::Scalar(ty) => format!("{ty} {name}"),
             ParamKind::Local => name.to_string(),
         }
@@ -98,15 +115,18 @@ pub struct SharedDef {
 pub struct LaunchContract {
     /// Threads of a block, a multiple of 32.
     pub block: fn(&Values) -> u32,
-    /// Blocks in a cluster. They are consecutive along y and exchange data through distributed shared memory (DSMEM). `None`: the
-    /// kernel does not use clusters.
+    /// Blocks in a cluster. They are consecutive along y and exchange data through distributed shared memory (DSMEM).
+    /// `None`: the kernel does not use clusters.
     pub cluster: Option<fn(&Values) -> u32>,
-    /// Launched with programmatic dependent launch (PDL): the kernel may start before its predecessor in the stream ends.
-    /// Every thread executes `grid_dependency_wait()` before it touches anything but weights and what `early` names.
+    /// Launched with programmatic dependent launch (PDL): the kernel may start before its predecessor in the stream
+    /// ends. Every thread executes `grid_dependency_wait()` before it touches anything but weights and what `early`
+    /// names.
     pub dependent: bool,
-    /// It lets its successor start only after it has waited: when that starts, all launches before this one's predecessor, and that one, have ended.
+    /// It lets its successor start only after it has waited: when that starts, all launches before this one's
+    /// predecessor, and that one, have ended.
     pub waits_first: bool,
-    /// What it reads before it waits, though kernels write there. Whoever launches it sees to it that those have ended by then.
+    /// What it reads before it waits, though kernels write there. Whoever launches it sees to it that those have ended
+    /// by then.
     pub early: &'static [Buffers],
     /// What it does not write, though the parameter would let it.
     pub only_reads: &'static [Buffers],
@@ -127,7 +147,7 @@ pub struct Buffers {
 #[derive(Clone, Copy)]
 pub enum Callee {
     Device(&'static DeviceDef),
-    Registers(&'static RegistersDef),
+    Struct(&'static StructDef),
     Intrinsic(&'static Intrinsic),
     /// Part of every source text.
     Prelude,
@@ -230,33 +250,6 @@ pub struct KernelDef {
     pub run: fn(&Arguments<'_>),
 }
 
-/// A `#[registers]` struct.
-#[derive(Debug)]
-pub struct RegistersDef {
-    pub name: &'static str,
-    pub doc: &'static str,
-    /// In the order of declaration.
-    pub fields: &'static [&'static str],
-    /// Structs among its fields.
-    pub callees: &'static [fn() -> Callee],
-    pub cuda: &'static str,
-    pub rust: &'static str,
-}
-
-/// A struct that a kernel may use by name.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a value type of the kernel language",
-    label = "use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
-)]
-pub trait Registers: Value {
-    const DEF: &'static RegistersDef;
-
-    #[doc(hidden)]
-    fn callee() -> Callee {
-        Callee::Registers(Self::DEF)
-    }
-}
-
 /// A `#[device]` function.
 #[derive(Debug)]
 pub struct DeviceDef {
@@ -272,6 +265,32 @@ pub struct DeviceDef {
     /// The function on erased arguments; `None` when its signature cannot fill a slot.
     #[doc(hidden)]
     pub call: Option<fn(&SlotArguments<'_>) -> Word4>,
+}
+
+/// A `#[registers]` or `#[view]` struct.
+#[derive(Debug)]
+pub struct StructDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    /// In the order of declaration.
+    pub fields: &'static [ParamDef],
+    /// Element-type parameters.
+    pub types: &'static [&'static str],
+    pub kind: StructKind,
+    /// Structs among its fields.
+    pub callees: &'static [fn() -> Callee],
+    pub cuda: &'static str,
+    pub rust: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StructKind {
+    /// One value.
+    Registers,
+    /// A launch can give it: as its fields.
+    Launched,
+    /// A view with shared memory, or with numbers that no launch gives: made in a kernel, for its device functions.
+    Local,
 }
 
 impl KernelDef {

@@ -1,7 +1,7 @@
 //! Element types: what a buffer may hold. Rust's own numbers, the two 16-bit floats, and the vectors of 8 and 16 bytes.
 //!
-//! The 16-bit floats are bit patterns with conversions and no arithmetic, on purpose: on the GPU and here alike a kernel
-//! computes in f32.
+//! The 16-bit floats are bit patterns with conversions and no arithmetic, on purpose: on the GPU and here alike a
+//! kernel computes in f32.
 
 /// Name of an element type, where types are data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! The emitted text on the host: compiled by the system's C++ compiler, loaded, and run by the simulator's scheduler.
 //!
-//! This checks the printer, with no GPU. A library is kept by the content of its source, so that an unchanged instance is
-//! not compiled again. The compiler is `$CXX`, or `c++`.
+//! This checks the printer, with no GPU. A library is kept by the content of its source, so that an unchanged instance
+//! is not compiled again. The compiler is `$CXX`, or `c++`.
 
 use crate::definition::HostText;
 use crate::instance::Instance;
@@ -10,9 +10,9 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Flags a kernel's meaning depends on: no fusing of a product and a sum, words may be read as bytes, sums may wrap where
-/// the prelude makes them. C++14 is the oldest standard that has what the text needs, GNU's for its hexadecimal fractions: in later ones
-/// `<cmath>` brings functions with it that take as long to read as a kernel takes to compile.
+/// Flags a kernel's meaning depends on: no fusing of a product and a sum, words may be read as bytes, sums may wrap
+/// where the prelude makes them. C++14 is the oldest standard that has what the text needs, GNU's for its hexadecimal
+/// fractions: in later ones `<cmath>` brings functions with it that take as long to read as a kernel takes to compile.
 const FLAGS: &[&str] =
     &["-std=gnu++14", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-x", "c++", "-"];
 

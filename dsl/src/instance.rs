@@ -1,13 +1,13 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
 use crate::definition::{
-    Buffers, Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, RegistersDef, Scope, SlotDef,
+    Buffers, Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, Scope, SlotDef, StructDef,
 };
 use crate::elements::ElementType;
 use crate::values::{Constant, ConstantValue, Values};
 
-/// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
-/// simulator rounds twice.
+/// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where
+/// the simulator rounds twice.
 pub const NVRTC_OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 
 /// One parameter of an instance: the kernel's own, then those its slots bring.
@@ -130,8 +130,7 @@ impl InstanceBuilder {
         if let Some((name, _)) = self.slots.iter().find(|(name, _)| !def.slots.iter().any(|slot| slot.name == name)) {
             return Err(unknown("slot", name));
         }
-        let mut params: Vec<_> =
-            def.params.iter().map(|p| InstanceParam { name: p.name.to_string(), def: *p }).collect();
+        let mut params: Vec<_> = def.params.iter().map(|p| InstanceParam { name: p.full_name(), def: *p }).collect();
         let mut fills = Vec::new();
         for slot in def.slots {
             let functions =
@@ -179,7 +178,7 @@ fn fill(
         }
         extra.push(params.len());
         for param in &function.params[slot.params.len()..] {
-            let base = format!("{}_{}", slot.name, param.name);
+            let base = format!("{}_{}", slot.name, param.full_name());
             let same = params.iter().filter(|p| p.name == base || p.name.starts_with(&format!("{base}_"))).count();
             let name = if same == 0 { base } else { format!("{base}_{}", same + 1) };
             params.push(InstanceParam { name, def: *param });
@@ -192,7 +191,7 @@ fn fill(
 #[derive(Default)]
 pub(crate) struct Functions {
     pub intrinsics: Vec<&'static Intrinsic>,
-    pub registers: Vec<&'static RegistersDef>,
+    pub structs: Vec<&'static StructDef>,
     pub devices: Vec<&'static DeviceDef>,
 }
 
@@ -320,24 +319,24 @@ impl Instance {
         self.functions().map_or_else(|_| Vec::new(), |functions| functions.devices)
     }
 
-    /// The structs of registers in the source text.
-    pub fn registers(&self) -> Vec<&'static RegistersDef> {
-        self.functions().map_or_else(|_| Vec::new(), |functions| functions.registers)
+    /// The structs in the source text.
+    pub fn structs(&self) -> Vec<&'static StructDef> {
+        self.functions().map_or_else(|_| Vec::new(), |functions| functions.structs)
     }
 
     fn reach(&self, callee: Callee, found: &mut Functions, path: &mut Vec<&'static str>) -> Result<(), InstanceError> {
         let kernel = self.def.name;
         match callee {
             Callee::Prelude => {}
-            Callee::Registers(def) => {
-                if let Some(known) = found.registers.iter().find(|known| known.name == def.name) {
+            Callee::Struct(def) => {
+                if let Some(known) = found.structs.iter().find(|known| known.name == def.name) {
                     let same = known.cuda == def.cuda;
                     return if same { Ok(()) } else { Err(InstanceError::NameClash { kernel, function: def.name }) };
                 }
                 for callee in def.callees {
                     self.reach(callee(), found, path)?;
                 }
-                found.registers.push(def);
+                found.structs.push(def);
             }
             Callee::Intrinsic(row) => {
                 if !found.intrinsics.iter().any(|known| known.name == row.name) {

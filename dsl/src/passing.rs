@@ -1,8 +1,8 @@
 //! What a launch passes to a kernel, and a slot to a device function: values with their types erased.
 //!
-//! Which function is behind a slot is known when the instance is built, so values pass 16 bytes at a time; a struct of registers
-//! passes as its fields. Definitions hold function pointers that take these, so nothing here knows the simulator: it is
-//! behind [`LaunchValues`].
+//! Which function is behind a slot is known when the instance is built, so values pass 16 bytes at a time; a struct of
+//! registers passes as its fields. Definitions hold function pointers that take these, so nothing here knows the
+//! simulator: it is behind [`LaunchValues`].
 
 use crate::elements::{BF16, ElementType, F16, F32x2, F32x4, I32x4, U32x2, U32x4};
 use smallvec::SmallVec;
@@ -24,9 +24,10 @@ pub(crate) trait LaunchValues {
 }
 
 impl Arguments<'_> {
+    /// From the first one on.
     #[doc(hidden)]
-    pub fn take<T: FromArgument>(&self, index: usize) -> T {
-        T::from_argument(self.launch, index)
+    pub fn in_order(&self) -> InOrder<'_> {
+        InOrder { launch: self.launch, next: Cell::new(0) }
     }
 
     #[doc(hidden)]
@@ -35,19 +36,39 @@ impl Arguments<'_> {
     }
 }
 
+/// A launch's arguments, taken one after the other.
+#[doc(hidden)]
+pub struct InOrder<'a> {
+    pub(crate) launch: &'a dyn LaunchValues,
+    pub(crate) next: Cell<usize>,
+}
+
+impl InOrder<'_> {
+    #[doc(hidden)]
+    pub fn next<T: FromArgument>(&self) -> T {
+        T::from_argument(self)
+    }
+
+    pub(crate) fn advance(&self) -> usize {
+        self.next.replace(self.next.get() + 1)
+    }
+}
+
 /// What a kernel's parameter may be.
 #[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "a launch cannot give `{Self}`",
+    label = "a kernel's struct is a `#[view]` of `Weights<T>`, `Input<T>`, `Output<T>`, `InOut<T>` and scalars u32, i32, u64, f32"
+)]
 pub trait FromArgument: Sized {
-    #[allow(private_interfaces)]
-    fn from_argument(launch: &dyn LaunchValues, index: usize) -> Self;
+    fn from_argument(arguments: &InOrder<'_>) -> Self;
 }
 
 macro_rules! scalars {
     ($($ty:ident $from:expr;)*) => { $(impl FromArgument for $ty {
-        #[allow(private_interfaces)]
-        fn from_argument(launch: &dyn LaunchValues, index: usize) -> Self {
+        fn from_argument(arguments: &InOrder<'_>) -> Self {
             let from: fn(u64) -> $ty = $from;
-            from(launch.scalar(index))
+            from(arguments.launch.scalar(arguments.advance()))
         }
     })* };
 }
@@ -122,6 +143,10 @@ slot_values! {
 }
 
 /// What registers hold: a value type, or a struct of them (`#[registers]`).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not pass through a slot",
+    label = "a slot takes numbers, vectors and `#[registers]` structs; what fills it gets a view from the launch"
+)]
 pub trait Value: Copy {
     const ZERO: Self;
     /// Words of 16 bytes in a slot.

@@ -1,22 +1,6 @@
-//! What an operator may be used on. `#[kernel]` wraps operands in these identity functions, so that rustc refuses, at the
-//! operand, what would mean something else in C++: there `u8 + u8` is an `int`, `!x` of a number is a comparison with
-//! zero, `a & b` of two bools is an `int`, and a float out of range makes an `as i32` undefined.
-
-/// Refuses a struct literal whose fields stand in another order than declared: C++ takes them by position.
-pub const fn in_order(declared: &[&str], written: &[&str]) {
-    let mut at = 0;
-    while at < written.len() {
-        let (a, b) = (declared[at].as_bytes(), written[at].as_bytes());
-        let mut same = a.len() == b.len();
-        let mut i = 0;
-        while same && i < a.len() {
-            same = a[i] == b[i];
-            i += 1;
-        }
-        assert!(same, "write the fields of a `#[registers]` struct in the order of their declaration");
-        at += 1;
-    }
-}
+//! What an operator may be used on. `#[kernel]` wraps operands in these identity functions, so that rustc refuses, at
+//! the operand, what would mean something else in C++: there `u8 + u8` is an `int`, `!x` of a number is a comparison
+//! with zero, `a & b` of two bools is an `int`, and a float out of range makes an `as i32` undefined.
 
 macro_rules! holds {
     ($trait:ident: $($ty:ty)*) => { $(impl $trait for $ty {})* };

@@ -1,8 +1,8 @@
-//! Source texts: one = prelude + the intrinsics used + a header of a few generated lines + device functions + the body. The
-//! header is all that differs between two instances of a kernel.
+//! Source texts: one = prelude + the intrinsics used + a header of a few generated lines + device functions + the body.
+//! The header is all that differs between two instances of a kernel.
 
 use crate::definition::{HostText, Intrinsic};
-use crate::instance::Instance;
+use crate::instance::{Instance, InstanceParam};
 use crate::text;
 use crate::values::ConstantValue;
 use std::fmt::Write as _;
@@ -31,7 +31,8 @@ impl Instance {
             let declare = if self.needs_warpgroups() { "SWIZZLED_SHARED" } else { "DYNAMIC_SHARED" };
             let _ = match blocks {
                 1 => writeln!(text, "{declare}({bytes});"),
-                // On a GPU a block of a cluster declares its own memory, as any does; there tiles of wgmma need its alignment.
+                // On a GPU a block of a cluster declares its own memory, as any does; there tiles of wgmma need its
+                // alignment.
                 _ if self.needs_warpgroups() => {
                     writeln!(
                         text,
@@ -77,7 +78,7 @@ impl Instance {
             for (function, &first) in fill.functions.iter().zip(&fill.extra) {
                 let rest = names.iter().skip(1).map(ToString::to_string);
                 let count = function.params.len() - slot.params.len();
-                let extra = self.params()[first..first + count].iter().map(|p| p.name.clone());
+                let extra = grouped(&self.params()[first..first + count]);
                 let arguments: Vec<_> = std::iter::once(value).chain(rest).chain(extra).collect();
                 value = format!("{}({})", function.name, arguments.join(", "));
             }
@@ -129,9 +130,9 @@ impl Instance {
         }
         source.push_str("\n// ---- this instance ----\n\n");
         source.push_str(&self.constants_text());
-        for registers in &functions.registers {
+        for printed in &functions.structs {
             source.push('\n');
-            source.push_str(registers.cuda);
+            source.push_str(printed.cuda);
         }
         for device in &functions.devices {
             source.push('\n');
@@ -150,6 +151,15 @@ impl Instance {
     }
 }
 
+/// The launch arguments of a function in a slot: `{a, b}` where they are the fields of a view.
+fn grouped(params: &[InstanceParam]) -> Vec<String> {
+    let of_view = |view: &[InstanceParam]| {
+        let names: Vec<_> = view.iter().map(|param| param.name.as_str()).collect();
+        if view[0].def.view.is_empty() { names.join(", ") } else { format!("{{{}}}", names.join(", ")) }
+    };
+    params.chunk_by(|a, b| a.def.view == b.def.view).map(of_view).collect()
+}
+
 fn host_text(row: &Intrinsic) -> String {
     match row.host {
         HostText::Same => row.cuda.to_string(),
@@ -158,7 +168,8 @@ fn host_text(row: &Intrinsic) -> String {
     }
 }
 
-/// A row's text as it stands in a source: its macro joins head, body and brace without knowing whether the body has lines.
+/// A row's text as it stands in a source: its macro joins head, body and brace without knowing whether the body has
+/// lines.
 fn tidy(text: &str) -> String {
     let lines = text.trim().lines().map(str::trim_end);
     lines.map(|line| if line == " }" { "}\n".to_string() } else { format!("{line}\n") }).collect()

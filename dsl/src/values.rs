@@ -1,4 +1,5 @@
-//! Compile-time parameters and element types as values: what an instance chooses, and what a kernel's definition computes with.
+//! Compile-time parameters and element types as values: what an instance chooses, and what a kernel's definition
+//! computes with.
 
 use crate::elements::ElementType;
 

@@ -1,21 +1,26 @@
 //! Builds a graph, one call an operation, types inferred on the way.
 //!
-//! The calls return plain values so that a model reads like its equations; the first mistake (shapes that
-//! do not fit) is returned by [`Builder::finish`], with the name of the binding it happened in. After a mistake the graph under
+//! The calls return plain values so that a model reads like its equations; the first mistake (shapes that do not fit)
+//! is returned by [`Builder::finish`], with the name of the binding it happened in. After a mistake the graph under
 //! construction is meaningless, but building goes on without panicking.
 
 use std::collections::{HashMap, HashSet};
 
 use gemma4c_blocks::DType;
+use gemma4c_ops::{Cache, CacheId, Op, RowCount, Type, TypeError, WeightId, infer};
 
-use crate::graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
-use crate::infer::{TypeError, infer};
-use crate::op::{Op, Part};
-use crate::types::{Rows, Type};
+use crate::graph::{Graph, Node, NodeId, Weight};
 use crate::verify::{VerifyError, verify};
 
 /// A node's output, as input of the next operation.
 pub type Value = NodeId;
+
+/// A range of every expert's output rows, for tensors that hold two matrices stacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub first: u32,
+    pub len: u32,
+}
 
 /// A place in the order of construction: see [`Builder::bind`].
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +136,8 @@ impl Builder {
     }
 
     pub fn expert_matmul(&mut self, weight: WeightId, part: Part, x: Value, routing: Value) -> Value {
-        self.push(Op::ExpertMatMul { weight, part }, &[x, routing])
+        let Part { first, len } = part;
+        self.push(Op::ExpertMatMul { weight, first, len }, &[x, routing])
     }
 
     /// RMS norm over the whole row.
@@ -140,7 +146,8 @@ impl Builder {
         self.group_norm(x, weight, group, eps)
     }
 
-    /// RMS norm over each `group` consecutive values of a row: attention heads, or a layer's slice of the per-layer inputs.
+    /// RMS norm over each `group` consecutive values of a row: attention heads, or a layer's slice of the per-layer
+    /// inputs.
     pub fn group_norm(&mut self, x: Value, weight: Option<WeightId>, group: u32, eps: f32) -> Value {
         self.push(Op::RmsNorm { weight, group, eps }, &[x])
     }
@@ -282,8 +289,8 @@ impl Builder {
         Mark(self.graph.nodes.len())
     }
 
-    /// Names what was built since `mark`: the last unnamed node gets the binding's name, the ones before it the binding's
-    /// name and their operation's. `#[dataflow]` writes these calls.
+    /// Names what was built since `mark`: the last unnamed node gets the binding's name, the ones before it the
+    /// binding's name and their operation's. `#[dataflow]` writes these calls.
     pub fn bind(&mut self, mark: Mark, name: &str, line: u32) {
         let mut unnamed = self.graph.nodes[mark.0..].iter_mut().filter(|n| n.name.is_empty()).rev();
         if let Some(last) = unnamed.next() {
@@ -325,7 +332,7 @@ impl Builder {
         let id = NodeId(self.graph.nodes.len() as u32);
         let ty = infer(&self.graph, &op, &types).unwrap_or_else(|error| {
             self.error.get_or_insert((id, error));
-            types.first().copied().unwrap_or(Type::f32(Rows::Chunk, 1))
+            types.first().copied().unwrap_or(Type::f32(RowCount::Chunk, 1))
         });
         let (layer, name) = (self.layer, String::new());
         self.scoped.push(false);

@@ -1,5 +1,5 @@
-//! A graph's edges as a petgraph graph, for questions of order and reachability. The graph itself stays three vectors: a pass
-//! that rewrites it builds new ones, and derives the edges again.
+//! A graph's edges as a petgraph graph, for questions of order and reachability. The graph itself stays three vectors:
+//! a pass that rewrites it builds new ones, and derives the edges again.
 
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::{Dfs, Reversed, VisitMap};

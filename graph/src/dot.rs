@@ -5,7 +5,8 @@ use petgraph::graph::DiGraph;
 
 use crate::graph::{Graph, NodeId};
 
-/// Draws the nodes of the layers for which `is_drawn` is true, everything they read, and the nodes outside all layers that read them.
+/// Draws the nodes of the layers for which `is_drawn` is true, everything they read, and the nodes outside all layers
+/// that read them.
 pub fn to_dot(graph: &Graph, is_drawn: impl Fn(u32) -> bool) -> String {
     let mut drawn = vec![false; graph.nodes.len()];
     for (id, node) in graph.iter() {

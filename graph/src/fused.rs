@@ -1,12 +1,12 @@
 //! A graph whose nodes are gathered into fusion groups. When all passes have run, a group is a launch.
 //!
-//! Fusion moves no node and invents no operation. A group is a set of nodes of the graph, so its meaning is that small graph
-//! itself: a kernel is checked by running the group's nodes one by one. What a pass adds is a [`Kind`]: which pattern the
-//! nodes form and which node plays which part, so that the lowering need not recognise the pattern again.
+//! Fusion moves no node and invents no operation. A group is a set of nodes of the graph, so its meaning is that small
+//! graph itself: a kernel is checked by running the group's nodes one by one. What a pass adds is a [`Kind`]: which
+//! pattern the nodes form and which node plays which part, so that the lowering need not recognise the pattern again.
 //!
-//! Two things are not plain sets of nodes. A group may *recompute* nodes that another group owns, where that is cheaper than a launch:
-//! two products each compute the norm before them. And a *helper* computes no node at all: it prepares what other groups read, such
-//! as a value in another form.
+//! Two things are not plain sets of nodes. A group may *recompute* nodes that another group owns, where that is cheaper
+//! than a launch: two products each compute the norm before them. And a *helper* computes no node at all: it prepares
+//! what other groups read, such as a value in another form.
 
 use petgraph::Direction::Incoming;
 use petgraph::algo::toposort;
@@ -14,17 +14,18 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::stable_graph::StableDiGraph;
 use petgraph::visit::{Dfs, NodeIndexable, Reversed, VisitMap};
 
+use gemma4c_ops::RowCount;
+
 use crate::dataflow::index_of;
 use crate::graph::{Graph, NodeId};
 use crate::kinds::{Form, Group, Kind};
-use crate::types::Rows;
 
 /// A graph and its groups.
 #[derive(Clone, Debug)]
 pub struct Fused {
     pub graph: Graph,
-    /// An edge from every group to each that reads it. A group's index is the id of its first node, a helper's is larger than any
-    /// node's; it never has a cycle.
+    /// An edge from every group to each that reads it. A group's index is the id of its first node, a helper's is
+    /// larger than any node's; it never has a cycle.
     groups: StableDiGraph<Group, ()>,
     owner: Vec<NodeIndex>,
     /// Groups that compute a node without owning it.
@@ -51,7 +52,8 @@ impl Fused {
         Fused { graph, groups, owner, recomputers, users }
     }
 
-    /// Groups all nodes anew. Every node is in one of the groups; helpers come before the groups that read what they prepare.
+    /// Groups all nodes anew. Every node is in one of the groups; helpers come before the groups that read what they
+    /// prepare.
     pub fn regroup(&mut self, all: Vec<Group>) {
         let count = self.graph.nodes.len();
         let (helpers, owners): (Vec<Group>, Vec<Group>) = all.into_iter().partition(|group| group.nodes.is_empty());
@@ -101,7 +103,7 @@ impl Fused {
                 return vec![self.owner[of.index()]];
             }
             Kind::KeepRows { append } => {
-                let asked = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Asked);
+                let asked = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == RowCount::Asked);
                 return asked.map(|user| self.owner[user.index()]).collect();
             }
             ref kind => kind.helps(),
@@ -179,7 +181,8 @@ impl Fused {
             Kind::RowsPrologue { of } | Kind::WidenWeights { of } => self.inputs(self.group(of)),
             // Whoever reads the chunk's rows, and not the ring, comes first.
             Kind::KeepRows { append } => {
-                let all_rows = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Chunk);
+                let all_rows =
+                    self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == RowCount::Chunk);
                 std::iter::once(append).chain(all_rows.copied()).collect()
             }
             ref kind => kind.helps().into_iter().collect(),
@@ -192,7 +195,8 @@ impl Fused {
         found
     }
 
-    /// The groups that `nodes` are in, if they can be one; refused if a group outside would have to run both before and after it.
+    /// The groups that `nodes` are in, if they can be one; refused if a group outside would have to run both before and
+    /// after it.
     fn mergeable(&self, nodes: &[NodeId]) -> Result<Vec<NodeIndex>, String> {
         let mut parts: Vec<NodeIndex> = nodes.iter().map(|id| self.owner[id.index()]).collect();
         parts.sort_unstable();
@@ -236,7 +240,8 @@ impl Fused {
         Ok(())
     }
 
-    /// A group outside `parts` that reads one of them and that another depends on: merged, they would be in a cycle with it.
+    /// A group outside `parts` that reads one of them and that another depends on: merged, they would be in a cycle
+    /// with it.
     fn lies_between(&self, parts: &[NodeIndex]) -> Option<NodeIndex> {
         let needed = |group: NodeIndex| self.groups.neighbors_directed(group, Incoming);
         // Walks backwards from the inputs of the parts, never through a part.

@@ -1,7 +1,8 @@
 //! The groups of a fused graph as text, a line each: what the snapshots of passes show.
 //!
-//! A line says which pattern the group forms, what it reads, what it writes for other groups, and which nodes stay inside it.
-//! Names of the layer's own are short; `prev.` and `next.` stand for its neighbours, so that equal layers have equal texts.
+//! A line says which pattern the group forms, what it reads, what it writes for other groups, and which nodes stay
+//! inside it. Names of the layer's own are short; `prev.` and `next.` stand for its neighbours, so that equal layers
+//! have equal texts.
 
 use std::fmt::Write;
 
@@ -10,8 +11,8 @@ use crate::graph::NodeId;
 use crate::kinds::Group;
 use crate::kinds::Kind;
 
-/// The groups of one layer, or those outside all layers, in an order in which they can run. A group belongs where its first
-/// node does.
+/// The groups of one layer, or those outside all layers, in an order in which they can run. A group belongs where its
+/// first node does.
 pub fn fused_text(fused: &Fused, layer: Option<u32>) -> String {
     let mut out = String::new();
     let ordered = fused.ordered();

@@ -1,17 +1,25 @@
 //! The graph itself: three vectors and an output.
 
 use gemma4c_blocks::DType;
+use gemma4c_ops::{Cache, CacheId, Declared, Op, Tensor, Type, WeightId};
 
-pub use crate::ids::{CacheId, NodeId, WeightId};
-use crate::op::Op;
-use crate::types::Type;
+/// A node, and its output value: its place in the graph's vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A stored tensor, by the name it has in the model file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
     pub name: String,
     pub dtype: DType,
-    /// Fastest first, as GGUF writes them: a matrix is `[inputs, outputs]`, stacked experts `[inputs, outputs, experts]`.
+    /// Fastest first, as GGUF writes them: a matrix is `[inputs, outputs]`, stacked experts `[inputs, outputs,
+    /// experts]`.
     pub dims: Vec<u64>,
 }
 
@@ -25,24 +33,6 @@ impl Weight {
     pub fn bytes(&self) -> Option<u64> {
         let rows = self.dims.iter().skip(1).try_fold(1u64, |n, d| n.checked_mul(*d))?;
         self.dtype.row_bytes(self.dim(0))?.checked_mul(rows)
-    }
-}
-
-/// The KV cache of one layer: state that outlives a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// The layer that writes it.
-    pub layer: u32,
-    pub kv_heads: u32,
-    pub head_dim: u32,
-    /// How many positions a query sees, itself included; `None` sees all.
-    pub window: Option<u32>,
-}
-
-impl Cache {
-    /// Width of a row of keys, and of a row of values.
-    pub const fn width(&self) -> u32 {
-        self.kv_heads * self.head_dim
     }
 }
 
@@ -88,7 +78,7 @@ impl Graph {
     /// The same graph over another table, in which each weight stands at `place`.
     pub fn with_weights(mut self, table: &[Weight], place: Vec<WeightId>) -> Graph {
         for node in &mut self.nodes {
-            node.op.change_weight(|weight| *weight = place[weight.index()]);
+            node.op = node.op.with_weight_at(|weight| place[weight.index()]);
         }
         self.weights = table.to_vec();
         self
@@ -124,5 +114,16 @@ impl Graph {
             (Some(layer), false) => format!("blk.{layer}.{}", node.name),
             (None, false) => node.name.clone(),
         }
+    }
+}
+
+impl Declared for Graph {
+    fn weight(&self, id: WeightId) -> Tensor<'_> {
+        let Weight { name, dims, .. } = &self.weights[id.index()];
+        Tensor { name, dims }
+    }
+
+    fn cache(&self, id: CacheId) -> Cache {
+        self.caches[id.index()]
     }
 }

@@ -1,9 +1,11 @@
 //! Groups of nodes, the patterns that they form, and which node plays which part in them.
 //!
-//! Some are found in the graph alone, others are made for a GPU whose kernels compute them in one launch, and helpers compute no node.
-//! None of them says which kernel that is.
+//! Some are found in the graph alone, others are made for a GPU whose kernels compute them in one launch, and helpers
+//! compute no node. None of them says which kernel that is.
 
-use crate::graph::{CacheId, NodeId, WeightId};
+use gemma4c_ops::{CacheId, WeightId};
+
+use crate::graph::NodeId;
 
 /// Nodes that are computed together.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +44,8 @@ impl Group {
 /// Which pattern the nodes of a group form.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    // -- From the graph alone ------------------------------------------------------------------------------------------
+    // -- From the graph alone
+    // ------------------------------------------------------------------------------------------
     /// One operation on its own.
     Single,
     /// A row of a table, times a factor.
@@ -69,15 +72,14 @@ pub enum Kind {
         dense: Option<DenseHalf>,
     },
 
-    // -- For a GPU whose kernels can ------------------------------------------------------------------------------------
+    // -- For a GPU whose kernels can
+    // ------------------------------------------------------------------------------------
     /// Heads, and the attention that alone reads them.
     AttentionStep { heads: Heads, attention: NodeId },
     /// Attention from the parts that a helper leaves.
     AttentionMerge { attention: NodeId },
     /// A per-layer gate with the residual before it, and the projection that alone reads it.
     PerLayerStep { gate: Product, slice: NodeId, residual: Residual, projection: NodeId },
-    /// Products of one row behind each other, each of which takes what the one before leaves.
-    Run { parts: Vec<Group> },
     /// The residual before a mixture, the norms of both halves, and the router.
     MixtureEntry { norm: Norm, expert_norm: (NodeId, WeightId), router: Router },
     /// Products of rows sorted by expert. With `geglu` the result is `gelu(gate) * up`.
@@ -87,7 +89,8 @@ pub enum Kind {
     /// A value that lies where another does: nothing is launched.
     View,
 
-    // -- Of towers -----------------------------------------------------------------------------------------------------
+    // -- Of towers
+    // -----------------------------------------------------------------------------------------------------
     /// A norm between clipped products.
     ClippedNorm(ClippedNorm),
     /// `gelu(gate) * up` between clipped products.
@@ -97,7 +100,8 @@ pub enum Kind {
     /// Attention of all patches to all, within the bounds of the product that reads it.
     PatchAttention { attention: NodeId, clip: Clip },
 
-    // -- Helpers -------------------------------------------------------------------------------------------------------
+    // -- Helpers
+    // -------------------------------------------------------------------------------------------------------
     /// A value in another form.
     Convert { value: NodeId, form: Form },
     /// The pairs of a row and an expert, sorted by expert and cut into groups of `height` rows.
@@ -108,7 +112,8 @@ pub enum Kind {
     RowsPrologue { of: NodeId },
     /// The weights of a product of many rows as bf16, for the product alone: `of` is its first matrix.
     WidenWeights { of: NodeId },
-    /// The last rows of a chunk into the ring of a sliding layer, once all rows of the chunk have looked at what the ring held.
+    /// The last rows of a chunk into the ring of a sliding layer, once all rows of the chunk have looked at what the
+    /// ring held.
     KeepRows { append: NodeId },
 }
 
@@ -128,7 +133,6 @@ impl Kind {
             Kind::AttentionStep { .. } => "attention_step",
             Kind::AttentionMerge { .. } => "attention_merge",
             Kind::PerLayerStep { .. } => "per_layer_step",
-            Kind::Run { .. } => "run",
             Kind::MixtureEntry { .. } => "mixture_entry",
             Kind::ExpertProduct { .. } => "expert_product",
             Kind::Geglu { .. } => "geglu",
@@ -190,7 +194,8 @@ pub struct Product {
     pub input: NodeId,
     /// `input` is computed on the way in, by every block.
     pub norm: Option<Norm>,
-    /// What the second matrix and those after it read, where that is not `input` too: the same value within other bounds.
+    /// What the second matrix and those after it read, where that is not `input` too: the same value within other
+    /// bounds.
     pub others: Vec<NodeId>,
     /// One a matrix, all of one type. With `geglu`: gate, then up.
     pub matmuls: Vec<NodeId>,
@@ -255,7 +260,8 @@ pub struct Residual {
     pub sum: NodeId,
 }
 
-/// A value within bounds, each a weight of one element where there is one: `out`, which is the value itself where there is none.
+/// A value within bounds, each a weight of one element where there is one: `out`, which is the value itself where there
+/// is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clip {
     pub low: Option<WeightId>,
@@ -284,7 +290,8 @@ pub struct ClippedGeglu {
     pub exit: Clip,
 }
 
-/// Queries, keys and values of patches between their product and attention: within bounds, normed, and rotated by the patch's column and row. Values are not rotated.
+/// Queries, keys and values of patches between their product and attention: within bounds, normed, and rotated by the
+/// patch's column and row. Values are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PatchHeads {
     pub dim: u32,

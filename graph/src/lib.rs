@@ -4,9 +4,9 @@
 //! Builder ──► Graph ──► verify ──► text, dot, lowering (in codegen)
 //! ```
 //!
-//! The graph is plain data: weights, KV caches and nodes, each named by a newtype id and kept in a vector, so that every
-//! walk over it has one order. It knows shapes, not numbers: no weight is read here, no arithmetic is done, and nothing in
-//! this crate knows which model it describes.
+//! The graph is plain data: weights, KV caches and nodes, each named by a newtype id and kept in a vector, so that
+//! every walk over it has one order. It knows shapes, not numbers: no weight is read here, no arithmetic is done, and
+//! nothing in this crate knows which model it describes.
 
 mod builder;
 mod dataflow;
@@ -14,29 +14,23 @@ mod dot;
 mod fused;
 mod fused_text;
 mod graph;
-mod ids;
-mod infer;
 mod kinds;
 pub mod memory;
-mod op;
 pub mod passes;
 mod text;
-mod types;
 mod verify;
 mod verify_groups;
 
-pub use builder::{Builder, Mark, Value};
+pub use builder::{Builder, Mark, Part, Value};
 pub use dot::to_dot;
 pub use fused::Fused;
 pub use fused_text::fused_text;
-pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
-pub use infer::{TypeError, infer};
+pub use gemma4c_ops::{Cache, CacheId, Elem, Op, RowCount, Type, TypeError, WeightId, infer};
+pub use graph::{Graph, Node, NodeId, Weight};
 pub use kinds::{
     Branch, Clip, ClippedGeglu, ClippedNorm, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm,
     PatchHeads, PerLayerInputs, Product, QueryHeads, Residual, Router,
 };
-pub use op::{Op, Part};
 pub use text::{layer_ranges, to_text};
-pub use types::{Elem, Rows, Type};
 pub use verify::{VerifyError, verify};
 pub use verify_groups::{GroupError, verify_groups};

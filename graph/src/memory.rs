@@ -1,7 +1,7 @@
 //! One arena for many values: lifetimes in, offsets out.
 //!
-//! First fit, largest value first, ties in the order given: simple, deterministic, and within a few per cent of the densest
-//! moment on every model we have. The result is checked by [`overlap`], which shares no code with the search.
+//! First fit, largest value first, ties in the order given: simple, deterministic, and within a few per cent of the
+//! densest moment on every model we have. The result is checked by [`overlap`], which shares no code with the search.
 
 /// A value's lifetime in steps (first and last, inclusive) and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,15 @@
 //! The stable text of a graph: what snapshots and `inspect` show.
 //!
-//! Layers that are the same but for their number are printed once, under a line that lists them; inside, `N` stands for the
-//! layer's number and `prev` for the output of the layer before it (in the first layer, the input). No line numbers, ids or
-//! paths, so that the text changes only when the graph does.
+//! Layers that are the same but for their number are printed once, under a line that lists them; inside, `N` stands for
+//! the layer's number and `prev` for the output of the layer before it (in the first layer, the input). No line
+//! numbers, ids or paths, so that the text changes only when the graph does.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::graph::{Graph, Node, NodeId, WeightId};
-use crate::op::Op;
-use crate::types::Elem;
+use gemma4c_ops::{Attribute, Elem, Op, WeightId};
+
+use crate::graph::{Graph, Node, NodeId};
 
 /// Prints a graph.
 pub fn to_text(graph: &Graph) -> String {
@@ -75,45 +75,26 @@ fn read_beyond_layer_0(graph: &Graph, id: NodeId) -> bool {
 
 fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
     let mut out: Vec<String> = node.op.weight().map(|w| weight_text(graph, node.layer, w)).into_iter().collect();
-    match node.op {
-        Op::Columns { first, len } => {
-            let own_slice = node.layer.is_some_and(|l| l.checked_mul(len) == Some(first));
-            let first = if own_slice { format!("{len}*N") } else { first.to_string() };
-            out.extend([format!("first={first}"), format!("len={len}")]);
-        }
-        Op::ExpertMatMul { part, .. } => out.extend([format!("first={}", part.first), format!("len={}", part.len)]),
-        Op::RmsNorm { group, eps, .. } => {
-            // Most norms are over the whole row; the ones over heads stand out if only they say so.
-            out.extend((group != node.ty.width).then(|| format!("group={group}")));
-            out.push(format!("eps={eps:e}"));
-        }
-        Op::GatherText { pad, .. } => out.push(format!("pad={pad}")),
-        Op::AxisRows { axis, .. } => out.push(format!("axis={axis}")),
-        Op::SubMean { group } => out.extend((group != node.ty.width).then(|| format!("group={group}"))),
-        Op::HalvingConv { channels, .. } => out.push(format!("channels={channels}")),
-        Op::NearAttention { heads, reach, cap, .. } => {
-            out.extend([format!("heads={heads}"), format!("reach={reach}"), format!("cap={cap}")]);
-        }
-        Op::GridMean { side } => out.push(format!("side={side}")),
-        Op::AddConstant { term } => out.push(format!("term={term}")),
-        Op::GridRope { head_dim, base } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
-        Op::Route { top_k } => out.push(format!("top_k={top_k}")),
-        Op::Scale { factor } => out.push(format!("factor={factor}")),
-        Op::Softcap { cap } => out.push(format!("cap={cap}")),
-        Op::Rope { head_dim, base, .. } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
-        Op::Candidates { each } => out.push(format!("each={each}")),
-        Op::KvAppend { cache } | Op::BorrowKv { cache } => {
-            let c = graph.cache(cache);
+    let (mut op, layer) = (node.op, node.layer);
+    op.each_attribute(|name, attribute| match attribute {
+        Attribute::Weight(_) | Attribute::OptionalWeight(_) => {}
+        // The type says it. Most norms are over the whole row; the ones over heads stand out if only they say so.
+        Attribute::Number(width) if matches!(name, "width" | "group") && *width == node.ty.width => {}
+        Attribute::Number(number) => out.push(match node.op {
+            Op::Columns { first, len } if name == "first" && layer.and_then(|l| l.checked_mul(len)) == Some(first) => {
+                format!("first={len}*N")
+            }
+            _ => format!("{name}={number}"),
+        }),
+        Attribute::Real(number) if matches!(name, "eps" | "base") => out.push(format!("{name}={number:e}")),
+        Attribute::Real(number) => out.push(format!("{name}={number}")),
+        Attribute::Cache(cache) => {
+            let c = graph.cache(*cache);
             out.extend(matches!(node.op, Op::BorrowKv { .. }).then(|| format!("of={}", c.layer)));
             out.extend([format!("kv_heads={}", c.kv_heads), format!("head_dim={}", c.head_dim)]);
             out.extend(c.window.map(|w| format!("window={w}")));
         }
-        Op::Attention { heads }
-        | Op::AttentionAhead { heads }
-        | Op::AttentionBefore { heads }
-        | Op::FullAttention { heads } => out.push(format!("heads={heads}")),
-        _ => {}
-    }
+    });
     out
 }
 

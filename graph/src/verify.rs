@@ -3,17 +3,16 @@
 //! 1. Every id in a node (input, weight, cache) exists.
 //! 2. A node reads only nodes that stand before it: the vector is an order in which the graph can run.
 //! 3. Every node's type is what [`infer`] gives for it.
-//! 4. Each cache is appended to exactly once, or borrowed and never appended to. A cache's value is read only by attention: a borrowed one
-//!    by attention to what lies before a row, another by the other kinds.
+//! 4. Each cache is appended to exactly once, or borrowed and never appended to. A cache's value is read only by
+//!    attention: a borrowed one by attention to what lies before a row, another by the other kinds.
 //! 5. There is an output: f32 rows. What is kept besides exists.
 //! 6. A named node's full name is its own.
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{CacheId, Graph, NodeId};
-use crate::infer::{TypeError, infer};
-use crate::op::Op;
-use crate::types::{Elem, Type};
+use gemma4c_ops::{CacheId, Elem, Op, Type, TypeError, infer};
+
+use crate::graph::{Graph, NodeId};
 
 /// The first rule a graph breaks, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +69,7 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
                 return Err(VerifyError::CacheRead { node: name, layer: graph.cache(cache).layer });
             }
         }
-        if let Op::KvAppend { cache } | Op::BorrowKv { cache } = node.op {
+        if let Some(cache) = node.op.cache() {
             if cache.index() >= graph.caches.len() {
                 return dangling(format!("cache {}", cache.0));
             }

@@ -5,11 +5,11 @@
 //! 3. Other groups read only what the group's pattern writes to memory: the kernel keeps its other values in registers.
 //! 4. What a group recomputes is owned by another group, and stores nothing that outlives the pass.
 
+use gemma4c_ops::{Elem, Op};
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Group, Kind, Norm};
-use crate::op::Op;
-use crate::types::Elem;
 
 /// The first rule that groups break, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,17 +62,6 @@ fn outputs_of(fused: &Fused, group: &Group) -> Vec<NodeId> {
         Kind::PatchHeads(heads) => heads.out.to_vec(),
         Kind::AttentionStep { heads, attention } => heads.kv.map(|kv| kv.out).into_iter().chain([*attention]).collect(),
         Kind::PerLayerStep { residual, projection, .. } => vec![residual.sum, *projection],
-        // The last results, and the last residual.
-        Kind::Run { parts } => {
-            let of_part = |part: &Group| match &part.kind {
-                Kind::Product(product) => product.norm.as_ref().and_then(sum_of),
-                Kind::PerLayerStep { residual, .. } => Some(residual.sum),
-                _ => None,
-            };
-            let residual = parts.iter().rev().find_map(of_part);
-            let results = parts.last().map(|part| outputs_of(fused, part)).unwrap_or_default();
-            residual.into_iter().chain(results).collect()
-        }
         Kind::MixtureEntry { norm, expert_norm, .. } => {
             let normed = norm.next.map(|(node, _)| node);
             let is_choice = |id: &NodeId| matches!(fused.graph.node(*id).ty.elem, Elem::Routing { .. });

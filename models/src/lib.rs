@@ -3,13 +3,13 @@
 //! - `gguf` reads and writes model files, and knows no model;
 //! - `gemma4` reads a configuration from such a file and declares the forward pass: the only place in the project that
 //!   names a model's parts;
-//! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template; `text` finds characters and stop strings in
-//!   text that comes in pieces;
+//! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template; `text` finds
+//!   characters and stop strings in text that comes in pieces;
 //! - `media` is the picture side: files to the patches that a tower reads;
 //! - `synth` writes random models of the real shapes.
 //!
-//! Nothing here runs a model or chooses a kernel. Files, vocabularies and templates are not trusted: each module says what
-//! it checks and what it limits.
+//! Nothing here runs a model or chooses a kernel. Files, vocabularies and templates are not trusted: each module says
+//! what it checks and what it limits.
 
 pub mod chat;
 pub mod gemma4;

@@ -1,20 +1,22 @@
 //! How many drafts there are, and how often they are right, as that is seen.
 //!
-//! The drafts of a drafter are all alike: each is right with the same probability if those before it are. Tokens that were looked up in the text are not. Where few
-//! tokens matched, the place is often another one, and the first draft tells; behind a first draft that is right the text goes on as it did there. So two
-//! probabilities are learned of them, that of the first draft and that of every later one, and both by how many tokens matched.
+//! The drafts of a drafter are all alike: each is right with the same probability if those before it are. Tokens that
+//! were looked up in the text are not. Where few tokens matched, the place is often another one, and the first draft
+//! tells; behind a first draft that is right the text goes on as it did there. So two probabilities are learned of
+//! them, that of the first draft and that of every later one, and both by how many tokens matched.
 
 /// Drafts in a row of a drafter, at most: with the token before them as many rows as a decode of several verifies well.
 pub const MOST_DRAFTS: u32 = 7;
 
-/// Tokens in a row that are looked up, at most. They cost nothing to make, so rows are worth computing that few of them reach: with the token before them
-/// they fill a decode of sixteen.
+/// Tokens in a row that are looked up, at most. They cost nothing to make, so rows are worth computing that few of them
+/// reach: with the token before them they fill a decode of sixteen.
 pub const MOST_LOOKED_UP: u32 = 15;
 
 /// Of what was learned so far, what one more outcome counts.
 const WEIGHT: f64 = 0.1;
-/// The same of drafts of which a round has many: those of a drafter, and those behind the first that were looked up. An outcome is all or nothing: with a tenth the rate that is
-/// seen strays by a tenth from the one that there is, and the number of drafts that pay with it.
+/// The same of drafts of which a round has many: those of a drafter, and those behind the first that were looked up. An
+/// outcome is all or nothing: with a tenth the rate that is seen strays by a tenth from the one that there is, and the
+/// number of drafts that pay with it.
 const SMALL_WEIGHT: f64 = 0.03;
 /// Acceptance before anything was seen.
 pub(crate) const HOPE: f64 = 0.7;
@@ -76,6 +78,12 @@ fn class(matched: u32) -> usize {
         4..=7 => 2,
         8..=15 => 3,
         16.. => 4,
+    }
+}
+
+impl Default for Acceptance {
+    fn default() -> Acceptance {
+        Acceptance::DRAFTED
     }
 }
 

@@ -1,42 +1,23 @@
 //! What can run the launches of a plan: a GPU, or whatever stands in for one.
 //!
-//! A backend has memory that can be written and read by range, launches that run in order, and a few words at a time that are copied
-//! back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all backends, by the engine's device.
+//! A backend has memory that can be written and read by range, launches that run in order, and a few words at a time
+//! that are copied back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all
+//! backends, by the engine's device.
 
 use std::any::Any;
 
 use gemma4c_plan::cuda::Range;
 
-use crate::RuntimeError;
-
-/// How the next token is picked after a phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pick {
-    /// No pick: the caller wants the logits.
-    None,
-    /// [`pick_largest`](gemma4c_plan::cuda::Phase::pick_largest).
-    Largest,
-    /// [`pick_sampled`](gemma4c_plan::cuda::Phase::pick_sampled).
-    Sampled,
-}
-
-/// Launches of one phase, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
-    /// Index into the plan's phases, or their number for the drafter's.
-    pub phase: usize,
-    /// The first of its steps, and the one after the last.
-    pub steps: (usize, usize),
-    /// What is launched after the steps.
-    pub pick: Pick,
-}
+use crate::error::RuntimeError;
+pub use crate::runs::{Pick, Run};
 
 /// Bytes of a device's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// What the plan says it allocates.
     pub planned: u64,
-    /// In use now and free before the plan was opened, by whichever process; with what the driver takes for kernels and graphs.
+    /// In use now and free before the plan was opened, by whichever process; with what the driver takes for kernels and
+    /// graphs.
     pub taken: u64,
 }
 
@@ -72,7 +53,8 @@ pub trait Backend {
         runs.iter().try_for_each(|run| self.run(*run))
     }
 
-    /// Queues the copy of words to the host, at most as many as the plan decodes rows. They must not change until they are received.
+    /// Queues the copy of words to the host, at most as many as the plan decodes rows. They must not change until they
+    /// are received.
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError>;
 
     /// Waits for the oldest words that were sent and not yet received.

@@ -1,10 +1,11 @@
 //! Which of a plan's programs runs on the GPU that is there.
 //!
-//! 1. Its code must run there: machine code `sm_90a` on 9.0 alone, `sm_89` on 8.9 and the later 8.x, PTX `compute_80` on all from 8.0 on. And no kernel
-//!    may want more shared memory than a block can have there.
-//! 2. Of those, code for exactly this GPU's version is before code that merely runs there, of which the newest counts, and PTX comes last.
-//! 3. Of programs with the same code, the one for the most SMs that are not more than there are: its launches fill the GPU in one wave. Where all
-//!    are for more, the one for the fewest.
+//! 1. Its code must run there: machine code `sm_90a` on 9.0 alone, `sm_89` on 8.9 and the later 8.x, PTX `compute_80`
+//!    on all from 8.0 on. And no kernel may want more shared memory than a block can have there.
+//! 2. Of those, code for exactly this GPU's version is before code that merely runs there, of which the newest counts,
+//!    and PTX comes last.
+//! 3. Of programs with the same code, the one for the most SMs that are not more than there are: its launches fill the
+//!    GPU in one wave. Where all are for more, the one for the fewest.
 
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::CudaProgram;
@@ -12,7 +13,8 @@ use gemma4c_plan::cuda::CudaProgram;
 use crate::RuntimeError;
 use crate::machine::Gpu;
 
-/// The index of the program among [`Plan::programs`]. `named` is the key of the one that somebody wants; it must run there too.
+/// The index of the program among [`Plan::programs`]. `named` is the key of the one that somebody wants; it must run
+/// there too.
 pub fn choose(plan: &Plan, gpu: &Gpu, named: Option<&str>) -> Result<usize, RuntimeError> {
     let wanted: Vec<(usize, &CudaProgram)> = programs(plan, named)?;
     let fitting = wanted.iter().filter_map(|(i, program)| Some((rank(program, gpu)?, *i)));

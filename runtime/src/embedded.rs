@@ -25,8 +25,8 @@ pub struct EmbeddedWeights {
 }
 
 impl EmbeddedWeights {
-    /// Some of them are compared with their checksums: enough to notice a file of which a part never arrived, and too few to be
-    /// waited for.
+    /// Some of them are compared with their checksums: enough to notice a file of which a part never arrived, and too
+    /// few to be waited for.
     pub fn open(embedded: &Embedded, location: &ModelLocation) -> Result<EmbeddedWeights, RuntimeError> {
         let path = location.plan.clone();
         let (map, file) = map_file(&path)?;
@@ -39,7 +39,8 @@ impl EmbeddedWeights {
         Ok(weights)
     }
 
-    /// Compares all of them with their checksums, on all cores; `progress` is told the bytes done and the bytes there are.
+    /// Compares all of them with their checksums, on all cores; `progress` is told the bytes done and the bytes there
+    /// are.
     pub fn check_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), RuntimeError> {
         let chunks: Vec<usize> = (0..self.embedded.sums.0.len()).collect();
         for some in chunks.chunks(AT_ONCE) {

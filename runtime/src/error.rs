@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::backend::Run;
 use crate::cuda::CudaError;
+use crate::runs::Run;
 
 /// An error of the runtime; each names the thing it is about.
 #[derive(Debug, thiserror::Error)]
@@ -36,10 +36,8 @@ pub enum RuntimeError {
         "{wanted} positions do not fit the plan's context of {context} ({used} are in use): compile with a larger --ctx"
     )]
     ContextOverflow { context: u32, used: u32, wanted: u64 },
-    #[error(
-        "the plan needs {needed} bytes for {what}, this machine has {available}: compile with a smaller --ctx or --chunk"
-    )]
-    OutOfMemory { what: &'static str, needed: u64, available: u64 },
+    #[error("the plan needs {needed} bytes for {what}, this machine has {available}: {advice}")]
+    OutOfMemory { what: &'static str, needed: u64, available: u64, advice: &'static str },
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error("the plan was compiled for the CPU alone: compile it with --target cuda to run it on a GPU")]
@@ -50,10 +48,8 @@ pub enum RuntimeError {
     Architecture { gpu: String, expected: String },
     #[error("the plan has no program for `{key}`; it has {known}")]
     NoSuchProgram { key: String, known: String },
-    #[error(
-        "the plan needs {needed} bytes on {gpu}, {free} are free: compile with a smaller --ctx or --chunk, or with --vram"
-    )]
-    OutOfDeviceMemory { gpu: String, needed: u64, free: u64 },
+    #[error("the plan needs {needed} bytes on {gpu}, {free} are free: {advice}")]
+    OutOfDeviceMemory { gpu: String, needed: u64, free: u64, advice: &'static str },
     #[error("a row of {tensor} has {bytes} bytes, {most} at most can be loaded at once")]
     LongRow { tensor: String, bytes: usize, most: usize },
     #[error("the plan runs {room} sequences at once, not {wanted}: compile it with --sequences {wanted}")]

@@ -1,6 +1,7 @@
 //! Drafts without a drafter: what followed the last tokens of a text where they stood before.
 //!
-//! Every place of the text is found by the tokens before it, so that a guess takes the same time however long the text is.
+//! Every place of the text is found by the tokens before it, so that a guess takes the same time however long the text
+//! is.
 
 use std::collections::HashMap;
 
@@ -58,14 +59,16 @@ impl Lookup {
         keys.filter_map(|key| self.followed.get(&key)).next().copied()
     }
 
-    /// How many of the last tokens stood before the place that is guessed by, as far as that is counted; 0 where there is nothing to guess by.
+    /// How many of the last tokens stood before the place that is guessed by, as far as that is counted; 0 where there
+    /// is nothing to guess by.
     pub fn matched(&self) -> u32 {
         let Some(at) = self.place() else { return 0 };
         let then = self.text[..at].iter().rev();
         then.zip(self.text.iter().rev()).take(LONGEST_MATCH).take_while(|(then, now)| then == now).count() as u32
     }
 
-    /// What may follow, so many tokens; none where nothing is known. Behind the end of the text it goes on with itself, as a text does that repeats.
+    /// What may follow, so many tokens; none where nothing is known. Behind the end of the text it goes on with itself,
+    /// as a text does that repeats.
     pub fn guess(&self, most: usize) -> Vec<u32> {
         let Some(at) = self.place() else { return Vec::new() };
         let mut guessed: Vec<u32> = Vec::with_capacity(most);

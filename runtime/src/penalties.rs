@@ -1,13 +1,13 @@
 //! What changes logits before a token is picked from them: penalties on tokens that came before, biases, and min-p.
 //!
-//! A session's [`Sampler`](crate::Sampler) and the rules of a server's requests apply the same, with the same ranges. Which tokens a grammar allows is not
-//! decided here.
+//! A session's [`Sampler`](crate::Sampler) and the rules of a server's requests apply the same, with the same ranges.
+//! Which tokens a grammar allows is not decided here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::RuntimeError;
-use crate::sampler::{ranges, within};
+use crate::ranges::{self, within};
 
 /// How far tokens are made less likely. The default changes nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +95,8 @@ impl Penalised {
         }
     }
 
-    /// Leaves out what is far less likely than the likeliest: min-p. It comes last, when everything else that cannot be picked is NaN.
+    /// Leaves out what is far less likely than the likeliest: min-p. It comes last, when everything else that cannot be
+    /// picked is NaN.
     pub fn leave_out_unlikely(&self, logits: &mut [f32]) {
         let min_p = self.penalties.min_p;
         if min_p <= 0.0 || self.temperature <= 0.0 {

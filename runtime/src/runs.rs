@@ -1,13 +1,35 @@
 //! Which launches of a plan are run together.
 //!
-//! A prompt goes through the prefill phases, even if it is one token: decode rounds differently, and the results must not depend on how a prompt is
-//! cut into chunks. A chunk whose rows nobody asks for ends where the asked part begins; with several asked rows the asked part runs once for each.
+//! A prompt goes through the prefill phases, even if it is one token: decode rounds differently, and the results must
+//! not depend on how a prompt is cut into chunks. A chunk whose rows nobody asks for ends where the asked part begins;
+//! with several asked rows the asked part runs once for each.
 //!
-//! A round of a drafter is several runs that are queued as one: its drafts, the decode that verifies them, and what ends it.
+//! A round of a drafter is several runs that are queued as one: its drafts, the decode that verifies them, and what
+//! ends it.
 
 use gemma4c_plan::cuda::{CudaProgram, Phase, PhaseKind};
 
-use crate::backend::{Pick, Run};
+/// How the next token is picked after a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pick {
+    /// No pick: the caller wants the logits.
+    None,
+    /// [`pick_largest`](gemma4c_plan::cuda::Phase::pick_largest).
+    Largest,
+    /// [`pick_sampled`](gemma4c_plan::cuda::Phase::pick_sampled).
+    Sampled,
+}
+
+/// Launches of one phase, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// Index into the plan's phases, or their number for the drafter's.
+    pub phase: usize,
+    /// The first of its steps, and the one after the last.
+    pub steps: (usize, usize),
+    /// What is launched after the steps.
+    pub pick: Pick,
+}
 
 /// A round of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +40,8 @@ pub(crate) struct Round {
     pub runs: Vec<Run>,
 }
 
-/// The rounds of a plan with a drafter: of no draft, and of as many as there can be, by every rule that tokens are picked by on the device.
+/// The rounds of a plan with a drafter: of no draft, and of as many as there can be, by every rule that tokens are
+/// picked by on the device.
 pub(crate) fn rounds(program: &CudaProgram) -> Vec<Round> {
     let Some(drafter) = &program.drafter else { return Vec::new() };
     let (phase, last) = (program.drafter_phase(), drafter.ends.last().map_or(0, |end| *end as usize));
@@ -40,7 +63,8 @@ pub(crate) fn rounds(program: &CudaProgram) -> Vec<Round> {
     all
 }
 
-/// Everything that a device asks for but picks alone, so that a backend can be ready for all of it: runs by themselves, and those that are queued together.
+/// Everything that a device asks for but picks alone, so that a backend can be ready for all of it: runs by themselves,
+/// and those that are queued together.
 pub(crate) fn replays(program: &CudaProgram) -> Vec<Vec<Run>> {
     let alone = runs(program).into_iter().map(|run| vec![run]);
     alone.chain(rounds(program).into_iter().map(|round| round.runs)).collect()

@@ -1,43 +1,16 @@
 //! Picks the next token from a row of logits.
 //!
-//! The random number of a token is a function of (seed, position) and nothing else, so a sequence can be resumed, replayed
-//! or moved to another device and still be the same.
+//! The random number of a token is a function of (seed, position) and nothing else, so a sequence can be resumed,
+//! replayed or moved to another device and still be the same.
 
 use std::hash::{BuildHasher, RandomState};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use gemma4c_plan::Sampling;
 
 use crate::RuntimeError;
 use crate::penalties::{Penalised, Penalties};
-
-/// What the settings of sampling may be: on the command line, in files of prompts and in requests alike.
-pub mod ranges {
-    use std::ops::RangeInclusive;
-
-    /// 0 takes the likeliest token.
-    pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
-    /// 0 takes the likeliest token.
-    pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
-    pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
-    pub const PRESENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
-    pub const FREQUENCY_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
-    pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.01..=100.0;
-}
-
-/// Refuses a setting that is out of its range.
-pub(crate) fn within(what: &'static str, found: f32, range: &RangeInclusive<f64>) -> Result<(), RuntimeError> {
-    // As decimal numbers: the nearest f32 to 0.01 is below it.
-    let value: f64 = found.to_string().parse().unwrap_or(f64::NAN);
-    match range.contains(&value) {
-        true => Ok(()),
-        false => {
-            let expected = format!("{} to {}", range.start(), range.end());
-            Err(RuntimeError::Setting { what, expected, found: found.to_string() })
-        }
-    }
-}
+use crate::ranges::{self, within};
 
 /// A seed that nobody can foresee.
 pub fn any_seed() -> u64 {
@@ -65,11 +38,19 @@ pub struct Sampler {
 
 /// A text that is picked whatever the logits are.
 #[derive(Clone, Debug, Default)]
-struct Recited {
+pub(crate) struct Recited {
     /// By position in the sequence, the prompt's included.
     text: Vec<u32>,
     /// What the rule would have picked, pick after pick.
     own: Vec<u32>,
+}
+
+impl Recited {
+    /// The token for a position for which a rule has picked this one.
+    pub fn say(&mut self, position: u64, own: Option<u32>) -> Option<u32> {
+        self.own.extend(own);
+        self.text.get(position as usize).copied().or(own)
+    }
 }
 
 impl Sampler {
@@ -101,25 +82,25 @@ impl Sampler {
         }
     }
 
-    /// Whether tokens are picked from other logits than the model's.
-    pub(crate) const fn has_penalties(&self) -> bool {
-        self.penalised.is_some()
-    }
-
     /// Goes on with another seed.
     pub fn set_seed(&mut self, seed: u64) {
         self.seed = seed;
     }
 
-    /// From now on picks the tokens of a text at their positions, whatever the logits are: how fast a model would write it can so be measured on weights that
-    /// would not.
+    /// From now on picks the tokens of a text at their positions, whatever the logits are: how fast a model would write
+    /// it can so be measured on weights that would not.
     pub fn recite(&mut self, text: &[u32]) {
         self.recited = Some(Recited { text: text.to_vec(), own: Vec::new() });
     }
 
-    /// Whether a text is picked, whatever the logits are.
-    pub(crate) const fn recites(&self) -> bool {
-        self.recited.is_some()
+    /// The text that is picked whatever the logits are, for whoever picks in its place.
+    pub(crate) fn recited(&mut self) -> &mut Option<Recited> {
+        &mut self.recited
+    }
+
+    /// The penalties, for whoever picks in its place.
+    pub(crate) const fn penalised(&self) -> Option<&Penalised> {
+        self.penalised.as_ref()
     }
 
     /// What the rule would have picked since [`Sampler::recite`].
@@ -127,16 +108,13 @@ impl Sampler {
         self.recited.as_ref().map_or(&[], |recited| &recited.own)
     }
 
-    /// The token for a position for which the rule, here or on a device, has picked this one.
-    pub(crate) fn say(&mut self, position: u64, own: Option<u32>) -> Option<u32> {
-        let Some(recited) = &mut self.recited else { return own };
-        recited.own.extend(own);
-        recited.text.get(position as usize).copied().or(own)
-    }
-
     /// Goes on by another rule, which a sampler was made with before: what is out of range has been refused there.
     pub(crate) fn set(&mut self, sampling: Sampling, seed: u64) {
         (self.sampling, self.seed) = (effective(sampling), seed);
+    }
+
+    pub(crate) fn set_suppress(&mut self, tokens: &[u32]) {
+        self.suppress = tokens.to_vec();
     }
 
     /// Another by this rule, which has been found in range, with the same tokens that are never picked.
@@ -173,7 +151,10 @@ impl Sampler {
                 own
             }
         };
-        self.say(position, own)
+        match &mut self.recited {
+            None => own,
+            Some(recited) => recited.say(position, own),
+        }
     }
 
     fn pick_by_rule(&mut self, logits: &[f32], position: u64) -> Option<u32> {
@@ -261,7 +242,9 @@ mod tests {
         let mut s = sampler(0.0, 64, 0.95);
         s.recite(&[7, 7, 2]);
         assert_eq!((s.pick(&[1.0, 3.0, 2.0], 2), s.pick(&[5.0, 3.0, 2.0], 3)), (Some(2), Some(0)));
-        assert_eq!((s.say(0, Some(1)), s.say(3, None), s.own_picks()), (Some(7), None, &[1, 0, 1][..]));
+        let recited = s.recited().as_mut().unwrap();
+        assert_eq!((recited.say(0, Some(1)), recited.say(3, None)), (Some(7), None));
+        assert_eq!(s.own_picks(), [1, 0, 1]);
     }
 
     #[test]
@@ -310,6 +293,6 @@ mod tests {
         s.begin(&[0]);
         assert_eq!(s.pick(&logits, 0), Some(1));
         s.set_penalties(Penalties::default()).unwrap();
-        assert!(!s.has_penalties());
+        assert!(s.penalised().is_none());
     }
 }

@@ -1,7 +1,8 @@
 //! Soft tokens: what a plan's towers take and make, and where it stands in a sequence.
 //!
-//! A tower reads the patches of a picture or the frames of a sound and makes rows as wide as the model. These rows stand at consecutive positions, in place of
-//! the embeddings of their placeholders. Where a model lets the rows of a picture see each other, the picture goes through the model in one piece.
+//! A tower reads the patches of a picture or the frames of a sound and makes rows as wide as the model. These rows
+//! stand at consecutive positions, in place of the embeddings of their placeholders. Where a model lets the rows of a
+//! picture see each other, the picture goes through the model in one piece.
 
 use std::ops::Range;
 
@@ -38,7 +39,7 @@ impl TowerLimits {
     /// Those of each of a plan's towers.
     pub fn of(plan: &Plan) -> Vec<TowerLimits> {
         let side = |op: &Op| match op {
-            Op::AxisRows { table, .. } => Some(plan.weights[*table as usize].dim(1)),
+            Op::AxisRows { table, .. } => Some(plan.weights[table.index()].dim(1)),
             _ => None,
         };
         let of = |tower: &gemma4c_plan::Tower| TowerLimits {
@@ -81,8 +82,8 @@ pub struct SoftRows<'a> {
     pub first: usize,
     /// Whole rows, one after the other.
     pub values: &'a [f32],
-    /// How many rows, counted from the first on, the first one sees where the graph lets a picture's rows see each other: 1 where it sees no further than
-    /// itself, as a token does.
+    /// How many rows, counted from the first on, the first one sees where the graph lets a picture's rows see each
+    /// other: 1 where it sees no further than itself, as a token does.
     pub ahead: u32,
 }
 
@@ -109,8 +110,8 @@ impl Placed {
     }
 }
 
-/// Where a chunk ends that begins at `start` and is to end at `end`, so that none of these ranges is cut: before the one that it would cut, or
-/// behind it where it begins with it.
+/// Where a chunk ends that begins at `start` and is to end at `end`, so that none of these ranges is cut: before the
+/// one that it would cut, or behind it where it begins with it.
 pub(crate) fn uncut(mut whole: impl Iterator<Item = Range<usize>>, start: usize, end: usize) -> usize {
     match whole.find(|range| range.start < end && end < range.end) {
         Some(range) if range.start > start => range.start,

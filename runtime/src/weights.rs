@@ -1,5 +1,5 @@
-//! The weights under a plan: in the model's files, found, mapped and checked to be the ones the plan was compiled from; or in the
-//! plan's own file, behind it.
+//! The weights under a plan: in the model's files, found, mapped and checked to be the ones the plan was compiled from;
+//! or in the plan's own file, behind it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,8 +15,8 @@ use crate::error::RuntimeError;
 use crate::map::{ModelLocation, map_file};
 
 impl ModelLocation {
-    /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others are
-    /// found.
+    /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others
+    /// are found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
         let first = self.files(plan)?.into_iter().next();
         first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })
@@ -99,8 +99,8 @@ impl Weights {
         &self.maps[file][offset as usize..][..weight.bytes as usize]
     }
 
-    /// Reads bytes of a weight from its byte `from` on, past the map: each byte is wanted once, so mapping its page would only
-    /// cost time, and a file that was cut meanwhile is an error and not the end of the process.
+    /// Reads bytes of a weight from its byte `from` on, past the map: each byte is wanted once, so mapping its page
+    /// would only cost time, and a file that was cut meanwhile is an error and not the end of the process.
     pub fn read(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
         let (file, offset) = self.place(weight);
         let (path, file) = &self.files[file];

@@ -1,7 +1,7 @@
 //! What a session makes a backend do: which phases, with what in memory, and what becomes of the tokens that come back.
 //!
-//! The backend here computes nothing. It keeps the loop's state as the kernels would, and its "logits" say which row of which
-//! position was asked for, so that every mistake in feeding shows.
+//! The backend here computes nothing. It keeps the loop's state as the kernels would, and its "logits" say which row of
+//! which position was asked for, so that every mistake in feeding shows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use gemma4c_plan::cuda::{PhaseKind, Places, Range, Region};
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::{Asked, Backend, End, Pick, Request, Run, RuntimeError, Sampler, Session};
+use gemma4c_runtime::{Asked, Backend, Finish, Pick, Request, Run, RuntimeError, Sampler, Session};
 
 /// What was run, as text: phase, steps, what was in memory.
 type Log = Rc<RefCell<Vec<String>>>;
@@ -193,7 +193,7 @@ impl Bench {
         rows
     }
 
-    fn generate(&mut self, prompt: &[u32], most: u32, stop: &[u32], temperature: f32) -> (Vec<u32>, End) {
+    fn generate(&mut self, prompt: &[u32], most: u32, stop: &[u32], temperature: f32) -> (Vec<u32>, Finish) {
         let suppress = self.session.plan().vocab.as_ref().unwrap().suppress.clone();
         let sampling = Sampling { temperature, top_k: 8, top_p: 0.9 };
         let mut sampler = Sampler::new(sampling, 3 | 1 << 32, suppress).unwrap();
@@ -231,10 +231,7 @@ fn a_prompt_goes_through_the_smallest_phases_that_take_it() {
     assert_eq!(bench.logged(), ["2:trunk @14+2", "2:trunk @16+2", "2:all @18+1"]);
     assert_eq!(bench.rows(&PROMPT[..4], Asked::All, Some(3)), [(0, 19), (1, 20), (2, 21), (3, 22)]);
     let asked = |at: &'static str| [at; 3];
-    assert_eq!(
-        bench.logged(),
-        [&["8:trunk @19+3"][..], &asked("8:asked @19+3"), &["2:trunk @22+1", "2:asked @22+1"]].concat()
-    );
+    assert_eq!(bench.logged(), [&["8:trunk @19+3"][..], &asked("8:asked @19+3"), &["2:all @22+1"]].concat());
     assert_eq!(bench.session.position(), 23);
 }
 
@@ -259,8 +256,9 @@ fn a_plan_without_prefill_feeds_its_prompt_row_by_row() {
     assert_eq!(bench.logged(), ["1:all @0+1", "1:all @1+1", "1:all @2+1"]);
     assert_eq!(bench.rows(&PROMPT[3..5], Asked::All, None), [(0, 3), (1, 4)]);
     assert_eq!(bench.logged(), ["1:all @3+1", "1:all @4+1"]);
-    let sampler = Sampler::new(Sampling { temperature: 0.0, top_k: 8, top_p: 0.9 }, 3, vec![]).unwrap();
-    assert!(bench.session.picks_on_host(&sampler).unwrap().contains("reads prompts"));
+    let (tokens, end) = bench.generate(&PROMPT[5..8], 3, &[], 0.0);
+    assert_eq!((tokens, end), (expected(&PROMPT[..8], 3), Finish::Length));
+    assert_eq!(bench.logged()[2..], ["1:all, largest @7+1", "1:all, largest @8+1", "1:all, largest @9+1"]);
 }
 
 #[test]
@@ -269,7 +267,7 @@ fn a_ring_with_room_for_one_row_is_not_run_ahead_of() {
     plan.cuda.as_mut().unwrap().program.kv_layout.caches[0].rows = 9;
     let mut bench = bench_of(plan);
     assert_eq!(bench.rows(&PROMPT[..2], Asked::All, None), [(0, 0), (1, 1)]);
-    assert_eq!(bench.logged(), ["2:trunk @0+1", "2:asked @0+1", "2:trunk @1+1", "2:asked @1+1"]);
+    assert_eq!(bench.logged(), ["2:all @0+1", "2:all @1+1"]);
     assert_eq!(bench.generate(&[4], 5, &[], 0.0).0.len(), 5);
     assert_eq!(*bench.most_on_their_way.borrow(), 1);
 }
@@ -278,7 +276,7 @@ fn a_ring_with_room_for_one_row_is_not_run_ahead_of() {
 fn generated_tokens_are_picked_on_the_device_and_read_late() {
     let mut bench = bench();
     let (tokens, end) = bench.generate(&PROMPT, 6, &[], 0.0);
-    assert_eq!((tokens, end), (expected(&PROMPT, 6), End::Most));
+    assert_eq!((tokens, end), (expected(&PROMPT, 6), Finish::Length));
     assert_eq!(bench.session.position(), 11 + 5, "the last token is not fed");
     let decodes = (11..16).map(|p| format!("1:all, largest @{p}+1"));
     let all: Vec<String> = ["8:trunk @0+8".into(), "8:all, largest @8+3".into()].into_iter().chain(decodes).collect();
@@ -298,7 +296,7 @@ fn a_stop_token_ends_it_and_the_session_goes_back() {
     let at = all.iter().position(|token| *token == stop).unwrap();
     let mut bench = bench();
     let (tokens, end) = bench.generate(&PROMPT, 12, &[stop], 0.0);
-    assert_eq!((tokens, end), (all[..at].to_vec(), End::Stop));
+    assert_eq!((tokens, end), (all[..at].to_vec(), Finish::Stop));
     assert_eq!(bench.session.position() as usize, PROMPT.len() + at);
     let past = bench.logged().len() - 2 - at;
     assert!(past <= 3, "{past} tokens were computed in vain");
@@ -312,7 +310,7 @@ fn the_context_ends_it_one_token_late() {
     let mut bench = bench();
     let prompt: Vec<u32> = (0..61).map(|i| i % 12).collect();
     let (tokens, end) = bench.generate(&prompt, 100, &[], 0.0);
-    assert_eq!((tokens.len(), end), (4, End::Context), "positions 61, 62, 63, and the token after them");
+    assert_eq!((tokens.len(), end), (4, Finish::Context), "positions 61, 62, 63, and the token after them");
     assert_eq!(bench.session.position(), 64);
     assert!(matches!(
         bench.session.feed(&[1], Asked::None, None, |_, _| {}),
@@ -339,7 +337,7 @@ fn what_the_device_cannot_pick_is_picked_from_the_logits() {
         tokens.push(token);
         Ok::<(), RuntimeError>(())
     };
-    assert_eq!(bench.session.generate(request, &mut sampler, &mut each).unwrap(), End::Most);
+    assert_eq!(bench.session.generate(request, &mut sampler, &mut each).unwrap(), Finish::Length);
     assert_eq!(tokens, expected(&PROMPT[..3], 4), "none of them is 0");
     assert_eq!(bench.logged(), ["8:all @0+3", "1:all @3+1", "1:all @4+1", "1:all @5+1"]);
 }

@@ -1,4 +1,5 @@
-//! One choice of an answer, from tokens to the parts that a client sees. A stream sends the parts; a whole answer is the parts put together.
+//! One choice of an answer, from tokens to the parts that a client sees. A stream sends the parts; a whole answer is
+//! the parts put together.
 
 use std::sync::Arc;
 

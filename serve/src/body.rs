@@ -1,6 +1,7 @@
 //! The bodies of requests: their bytes, within limits for each and for all together, and the JSON in them.
 //!
-//! JSON takes many times the memory of its text. So a body waits for its turn as bytes, is parsed by whoever reads the request, and is dropped with that.
+//! JSON takes many times the memory of its text. So a body waits for its turn as bytes, is parsed by whoever reads the
+//! request, and is dropped with that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +72,8 @@ pub async fn receive(headers: &HeaderMap, body: Body) -> Result<Received, ApiErr
     }
 }
 
-/// Parses a body and runs what reads it beside the threads that serve connections: a long prompt takes a while to encode.
+/// Parses a body and runs what reads it beside the threads that serve connections: a long prompt takes a while to
+/// encode.
 pub async fn read<T: Send + 'static>(
     app: &Arc<App>,
     body: Received,

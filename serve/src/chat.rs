@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Part, Whole};
 use crate::app::{App, Envelope, Prepared};
+use crate::constrain::{self, Thoughts};
 use crate::error::ApiError;
 use crate::fields::{Fields, decimal};
 use crate::generation::{Generation, MOST_TOP_LOGPROBS};
@@ -16,7 +17,7 @@ use crate::progress::{Update, Usage};
 use crate::prompt::{Conversation, Messages};
 use crate::speech::Speech;
 use crate::sse::{Events, event};
-use crate::structure::{self, Thoughts};
+use crate::structure;
 use crate::tools::{self, ToolChoice};
 
 /// A chat request that was found right.
@@ -59,7 +60,7 @@ pub fn prepare_conversation(
     let mut prompt = conversation.encode(&app.speech, &app.senses)?;
     let start = app.speech.start(&prompt.tokens);
     let thoughts = Thoughts { wanted: thinking, most: generation.most_thoughts };
-    let guide = structure::guide(app, structure, declared, choice, start, thoughts)?;
+    let guide = constrain::guide(app, structure, declared, choice, start, thoughts)?;
     let requests = generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?;
     let tools: Arc<[Tool]> = match choice {
         ToolChoice::None => Arc::default(),
@@ -186,7 +187,8 @@ impl ChatEvents {
         event(out, &Value::Object(chunk));
     }
 
-    /// A part as the delta that carries it. Id and name of a call come once, then never again: clients add up what they get.
+    /// A part as the delta that carries it. Id and name of a call come once, then never again: clients add up what they
+    /// get.
     fn delta(&self, choice: usize, part: &Part) -> (Value, Value) {
         let delta = match part {
             // Nobody can ask for it here.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Part, Whole};
 use crate::app::{App, Envelope, Prepared};
 use crate::chat::number;
+use crate::constrain::{self, Thoughts};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, MOST_TOP_LOGPROBS};
@@ -17,7 +18,7 @@ use crate::progress::{Update, Usage};
 use crate::prompt::Prompt;
 use crate::speech::Speech;
 use crate::sse::{Events, event};
-use crate::structure::{self, Thoughts};
+use crate::structure;
 use crate::tools::ToolChoice;
 
 /// Prompts of one request, at most.
@@ -52,7 +53,7 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
     let value = fields.get("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let prompts = read_prompts(&app.speech, value)?;
     let guide =
-        structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, Thoughts::default())?;
+        constrain::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, Thoughts::default())?;
     let (mut requests, mut echoes) = (Vec::new(), Vec::new());
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     // Prompts whose every token is looked at are read for each choice.
@@ -109,7 +110,8 @@ pub fn read_ids(param: &str, ids: &[Value], vocab: u32) -> Result<Vec<u32>, ApiE
     ids.iter().map(id).collect()
 }
 
-/// Lists of what each token is and how likely it was; `offset` is the length of the text before. `first` is a token that comes before them.
+/// Lists of what each token is and how likely it was; `offset` is the length of the text before. `first` is a token
+/// that comes before them.
 fn logprobs_json(speech: &Speech, first: Option<u32>, logprobs: &[Logprobs], offset: &mut usize) -> Value {
     let text = |token: u32| String::from_utf8_lossy(&speech.bytes(token)).into_owned();
     // A control token such as `<bos>` is a token, and not in the text; characters may be several tokens.

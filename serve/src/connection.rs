@@ -1,7 +1,9 @@
-//! Connections: where the server listens, and how long it puts up with a client that does not read, or is not there any more.
+//! Connections: where the server listens, and how long it puts up with a client that does not read, or is not there any
+//! more.
 //!
-//! A client that has closed its side of a connection may be waiting for its answer, or be gone: TCP tells the two apart only when it is sent something. So it is
-//! sent the first byte of its answer, which every answer begins with. One that is gone answers with a reset, and its request ends.
+//! A client that has closed its side of a connection may be waiting for its answer, or be gone: TCP tells the two apart
+//! only when it is sent something. So it is sent the first byte of its answer, which every answer begins with. One that
+//! is gone answers with a reset, and its request ends.
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
@@ -29,7 +31,8 @@ use crate::state::State;
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// Connections at once, at most: each takes a file descriptor and a few kilobytes.
 const MOST_CONNECTIONS: usize = 8192;
-/// Bytes that the system takes from us while the client takes none from it. The less, the sooner a client that does not read is noticed.
+/// Bytes that the system takes from us while the client takes none from it. The less, the sooner a client that does not
+/// read is noticed.
 const MOST_UNSENT: u32 = 16 << 10;
 /// How often it is looked again at what no event tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -251,7 +254,8 @@ impl Drop for Answering {
     }
 }
 
-/// A connection's bytes. A write that the client does not let through for too long is an error, with which the connection ends.
+/// A connection's bytes. A write that the client does not let through for too long is an error, with which the
+/// connection ends.
 struct Wire {
     line: Arc<Line>,
     client: Arc<Client>,

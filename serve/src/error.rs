@@ -5,8 +5,6 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use gemma4c_runtime::engine::RequestError;
 use serde_json::{Value, json};
 
-use crate::record::ErrorCode;
-
 /// An error as OpenAI's clients expect it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -19,6 +17,10 @@ pub struct ApiError {
     /// Seconds after which it is worth trying again.
     pub retry_after: Option<u32>,
 }
+
+/// The code of the error that a response tells, beside the response.
+#[derive(Clone, Copy)]
+pub struct ErrorCode(pub &'static str);
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> ApiError {
@@ -43,7 +45,8 @@ impl ApiError {
         ApiError::new(status, "invalid_request_error", code, message)
     }
 
-    /// A prompt and an answer that do not fit. Clients know the case by the first words, which are OpenAI's own: they shorten the conversation and try again.
+    /// A prompt and an answer that do not fit. Clients know the case by the first words, which are OpenAI's own: they
+    /// shorten the conversation and try again.
     pub fn context_exceeded(context: u32, asked: usize, more: &str) -> ApiError {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, you requested {asked} tokens ({more}). Please reduce the length of the messages or completion."

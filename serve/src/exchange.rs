@@ -1,5 +1,5 @@
-//! A request on its way through the engine, from the client's side: its place in the queue, its replies, its limits in time, and its end when the
-//! client goes away.
+//! A request on its way through the engine, from the client's side: its place in the queue, its replies, its limits in
+//! time, and its end when the client goes away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::ApiError;
 use crate::media::Held;
+use crate::reply::Reply;
 use crate::state::{Active, State};
-use crate::worker::{Job, Reply, Worker};
+use crate::worker::{Job, Worker};
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! Reading the fields of a request. Unknown ones are left alone, since clients add some every month; one of the wrong type or out of
-//! range is refused by its name, with the limit and with what was found.
+//! Reading the fields of a request. Unknown ones are left alone, since clients add some every month; one of the wrong
+//! type or out of range is refused by its name, with the limit and with what was found.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,5 @@
-//! How an answer is to be generated: the fields that all endpoints share, checked, and the engine's requests made from them.
+//! How an answer is to be generated: the fields that all endpoints share, checked, and the engine's requests made from
+//! them.
 
 use std::sync::Arc;
 
@@ -90,7 +91,8 @@ impl Generation {
         })
     }
 
-    /// The engine's requests, one a choice. What was not limited may become `most_unasked` tokens long, as far as that fits.
+    /// The engine's requests, one a choice. What was not limited may become `most_unasked` tokens long, as far as that
+    /// fits.
     pub fn requests(
         &self,
         prompt: &Prompt,

@@ -1,7 +1,8 @@
 //! Grammars over the plan's vocabulary: which tokens may come next.
 //!
-//! The vocabulary is indexed once, in the background, because that takes seconds for a large one. Schemas come from outside: their size, and the work
-//! and memory that they may take, are bounded; one that takes more is refused, or ends its own request and no other.
+//! The vocabulary is indexed once, in the background, because that takes seconds for a large one. Schemas come from
+//! outside: their size, and the work and memory that they may take, are bounded; one that takes more is refused, or
+//! ends its own request and no other.
 
 use std::sync::{Arc, OnceLock};
 

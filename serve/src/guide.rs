@@ -90,7 +90,8 @@ impl Guided {
         }
     }
 
-    /// `call:` and the name of a tool, right after a channel, is a call without its marker: from there on it follows the grammar of one.
+    /// `call:` and the name of a tool, right after a channel, is a call without its marker: from there on it follows
+    /// the grammar of one.
     fn note_unmarked(&mut self, token: u32) {
         let (Some(calls), Some(mut text)) = (&self.calls, self.after_channel.take()) else { return };
         text.push_str(&calls.follower.text(token));

@@ -4,8 +4,9 @@
 //! connection ─► fields, template, tokenizer ─► engine's thread ─► tokens ─► language, stop strings ─► events or one answer
 //! ```
 //!
-//! All of tokio and HTTP is in this crate. It imports the runtime for its engine and `models` for text, and sees neither compiler nor device. It prints
-//! nothing: whoever starts it is told when it is ready, and what became of each request (`record.rs`).
+//! All of tokio and the HTTP server is in this crate. It imports the runtime for its engine and `models` for text, and
+//! sees neither compiler nor device. It prints nothing: whoever starts it is told when it is ready, and what became of
+//! each request (`record.rs`).
 
 mod answer;
 mod app;
@@ -13,6 +14,8 @@ mod body;
 mod chat;
 mod completions;
 mod connection;
+mod constrain;
+mod dispatcher;
 mod error;
 mod exchange;
 mod fields;
@@ -32,6 +35,7 @@ mod process;
 mod progress;
 mod prompt;
 mod record;
+mod reply;
 mod responses;
 mod rules;
 mod schema;
@@ -40,7 +44,6 @@ mod speech;
 mod sse;
 mod state;
 mod structure;
-mod teller;
 mod tokens;
 mod tools;
 mod worker;

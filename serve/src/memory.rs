@@ -1,7 +1,8 @@
 //! Gives freed memory back to the system when a server has nothing to do.
 //!
-//! glibc keeps what was freed between blocks that are still in use, and asks for more in every thread's own arena: a storm of requests would leave a server as
-//! large as it was at its peak. `malloc_trim` returns every whole page that is free, in all arenas.
+//! glibc keeps what was freed between blocks that are still in use, and asks for more in every thread's own arena: a
+//! storm of requests would leave a server as large as it was at its peak. `malloc_trim` returns every whole page that
+//! is free, in all arenas.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Counters in Prometheus's text format, under the names of vLLM: routers, dashboards and load tests read those without being told.
+//! Counters in Prometheus's text format, under the names of vLLM: routers, dashboards and load tests read those without
+//! being told.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,7 +1,8 @@
 //! The chat page: its files, compiled in, and the headers they go out with.
 //!
-//! The files load nothing from elsewhere, and the policy holds a browser to that: scripts and styles are these files, no text that a
-//! model or a user writes can become either, and the page talks to its own server only. What the page does is in `page/`.
+//! The files load nothing from elsewhere, and the policy holds a browser to that: scripts and styles are these files,
+//! no text that a model or a user writes can become either, and the page talks to its own server only. What the page
+//! does is in `page/`.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};

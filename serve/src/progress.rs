@@ -8,8 +8,8 @@ use crate::answer::{Answer, Part, Whole};
 use crate::error::ApiError;
 use crate::exchange::Exchange;
 use crate::record::Record;
+use crate::reply::Reply;
 use crate::speech::Speech;
-use crate::worker::Reply;
 
 /// What has come of one choice.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! One line a request: what a server tells whoever runs it, when a request has ended, however that came about.
 //!
-//! Nothing is printed here. A sink that the server was given gets each notice, on the thread that noticed, so it must not wait. What a request says and its key are
-//! no part of any notice.
+//! Nothing is printed here. A sink that the server was given gets each notice, on the thread that noticed, so it must
+//! not wait. What a request says and its key are no part of any notice.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,6 +15,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 
+use crate::error::ErrorCode;
 use crate::state::{InHand, State};
 
 /// What a server says of itself.
@@ -84,11 +85,8 @@ pub struct Client {
     pub has_stalled: AtomicBool,
 }
 
-/// The code of the error that a response tells, beside the response.
-#[derive(Clone, Copy)]
-pub struct ErrorCode(pub &'static str);
-
-/// What is known of a request so far. Its line is told when the last who holds it lets go: the handler, or the body of the answer.
+/// What is known of a request so far. Its line is told when the last who holds it lets go: the handler, or the body of
+/// the answer.
 pub struct Record {
     sink: Option<Sink>,
     client: Arc<Client>,

@@ -186,7 +186,8 @@ fn is_silent((_, message): &Named) -> bool {
     message["role"] == "assistant" && !has_text
 }
 
-/// Adds a call to the assistant's turn. Behind a text it is a message of its own, which takes the text's thoughts: templates show thoughts with calls alone.
+/// Adds a call to the assistant's turn. Behind a text it is a message of its own, which takes the text's thoughts:
+/// templates show thoughts with calls alone.
 fn add_call(param: &str, messages: &mut Vec<Named>, call: Value) {
     if !messages.last().is_some_and(is_silent) {
         let last = messages.last_mut().filter(|(_, last)| last["role"] == "assistant");

@@ -1,4 +1,5 @@
-//! What a request demands of its tokens beyond temperature, top-k and top-p: biases, penalties, a least length, a grammar.
+//! What a request demands of its tokens beyond temperature, top-k and top-p: biases, penalties, a least length, a
+//! grammar.
 
 use std::sync::Arc;
 

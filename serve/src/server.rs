@@ -101,8 +101,8 @@ pub enum ServeError<E> {
 /// How often a server that waits for its last requests says so.
 const SAY_AGAIN: Duration = Duration::from_secs(3);
 
-/// Serves a plan until `end` is told to: once to let running requests finish, twice to end now. `open` opens the engine, on the thread that will
-/// own it. `ready` is given the (first) address when the first request can be answered.
+/// Serves a plan until `end` is told to: once to let running requests finish, twice to end now. `open` opens the
+/// engine, on the thread that will own it. `ready` is given the (first) address when the first request can be answered.
 pub async fn serve<E: std::fmt::Display + Send + 'static>(
     plan: &Plan,
     options: Options,

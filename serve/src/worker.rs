@@ -1,8 +1,9 @@
 //! The thread that owns the engine. Requests come to it over a channel, tokens leave it over one channel a request.
 //!
-//! Text is not its business, and it never waits for a client: a channel of replies is not bounded by itself, because what it can hold is: a
-//! request's tokens are limited when it is admitted. A client that is gone cancels its request, wherever that stands. Nor does it wake anybody: what a
-//! step has to tell goes to another thread (`teller.rs`) at once, so that the device gets its next step.
+//! Text is not its business, and it never waits for a client: a channel of replies is not bounded by itself, because
+//! what it can hold is: a request's tokens are limited when it is admitted. A client that is gone cancels its request,
+//! wherever that stands. Nor does it wake anybody: what a step has to tell goes to another thread (`dispatcher.rs`) at
+//! once, so that the device gets its next step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use std::time::{Duration, Instant};
 use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
 use tokio::sync::{mpsc as replies, oneshot};
 
+use crate::dispatcher::{Dispatcher, PendingReply};
 use crate::error::ApiError;
-use crate::logprobs::Logprobs;
 use crate::metrics::Metrics;
+use crate::reply::Reply;
 use crate::state::{Health, Place, State};
-use crate::teller::{News, Teller};
 
 /// The engine of a server.
 pub type ServedEngine = Engine<Box<dyn Device>>;
@@ -26,44 +27,14 @@ pub type ServedEngine = Engine<Box<dyn Device>>;
 pub struct Job {
     pub ticket: u64,
     pub choices: Vec<Request>,
-    /// All choices have the same prompt: the others wait until the first has read it, and begin with what is kept of it.
+    /// All choices have the same prompt: the others wait until the first has read it, and begin with what is kept of
+    /// it.
     pub is_shared: bool,
     /// How many of the likeliest tokens are wanted beside each.
     pub top_logprobs: Option<usize>,
     pub replies: replies::UnboundedSender<Reply>,
     /// Its place in the queue, until it is admitted.
     pub place: Place,
-}
-
-/// What comes back of a request.
-#[derive(Debug)]
-pub enum Reply {
-    /// Its first sequence has its memory; so many tokens of the prompt were kept from before.
-    Admitted {
-        cached: u32,
-    },
-    /// How likely a token of the prompt was.
-    Prompt {
-        choice: usize,
-        logprobs: Logprobs,
-    },
-    /// Of so many tokens that were guessed, the first `accepted` come next.
-    Drafted {
-        choice: usize,
-        drafted: u32,
-        accepted: u32,
-    },
-    Token {
-        choice: usize,
-        token: u32,
-        logprobs: Option<Logprobs>,
-    },
-    Finished {
-        choice: usize,
-        reason: Finish,
-    },
-    /// All of it has ended.
-    Failed(ApiError),
 }
 
 enum Command {
@@ -81,7 +52,8 @@ pub struct Worker {
     commands: mpsc::Sender<Command>,
 }
 
-/// A thread that panics leaves a server that knows of it: requests in its hands end with an error when their channels are dropped.
+/// A thread that panics leaves a server that knows of it: requests in its hands end with an error when their channels
+/// are dropped.
 struct Guard(Arc<State>);
 
 impl Drop for Guard {
@@ -138,8 +110,8 @@ impl Worker {
                 state.set_health(Health::Ready);
                 // Nobody waits any more where the server has ended in the meantime.
                 if ready.send(Ok(facts)).is_ok() {
-                    let (open, of, news) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-                    Thread { engine, state, open, of, news, teller: Teller::start() }.run(received);
+                    let (open, of, pending_replies) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+                    Thread { engine, state, open, of, pending_replies, dispatcher: Dispatcher::start() }.run(received);
                 }
             }
             Err(error) => {
@@ -199,8 +171,8 @@ struct Thread {
     open: BTreeMap<u64, Open>,
     of: BTreeMap<Id, (u64, usize)>,
     /// What is to be told of the latest step.
-    news: Vec<News>,
-    teller: Teller,
+    pending_replies: Vec<PendingReply>,
+    dispatcher: Dispatcher,
 }
 
 impl Thread {
@@ -237,8 +209,8 @@ impl Thread {
 
     /// Hands over what is to be told.
     fn publish(&mut self) {
-        if !self.news.is_empty() {
-            self.teller.tell(std::mem::take(&mut self.news));
+        if !self.pending_replies.is_empty() {
+            self.dispatcher.dispatch(std::mem::take(&mut self.pending_replies));
         }
     }
 
@@ -287,7 +259,7 @@ impl Thread {
         }
         self.state.metrics.finished("abort");
         if let Some(error) = error {
-            self.news.push(News::reply(&open.replies, Reply::Failed(error)));
+            self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Failed(error)));
         }
     }
 
@@ -301,18 +273,19 @@ impl Thread {
                 open.times[choice].admitted = Some(now);
                 if open.place.take().is_some() {
                     metrics.admitted(open.prompt_tokens, cached as usize, now - open.submitted);
-                    self.news.push(News::reply(&open.replies, Reply::Admitted { cached }));
+                    self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Admitted { cached }));
                 }
             }
             Event::Prompt { position, logits, .. } => {
                 if let Some(&token) = open.prompts[choice].get(position as usize + 1) {
                     let top = open.top_logprobs.unwrap_or(0);
-                    self.news.push(News::prompt(&open.replies, choice, token, logits, top));
+                    self.pending_replies.push(PendingReply::prompt(&open.replies, choice, token, logits, top));
                 }
             }
             Event::Drafted { drafted, accepted, .. } => {
                 metrics.drafted(drafted, accepted);
-                self.news.push(News::reply(&open.replies, Reply::Drafted { choice, drafted, accepted }));
+                self.pending_replies
+                    .push(PendingReply::reply(&open.replies, Reply::Drafted { choice, drafted, accepted }));
             }
             Event::Token { token, logits, .. } => {
                 let times = &mut open.times[choice];
@@ -325,14 +298,14 @@ impl Thread {
                 }
                 times.latest = Some(now);
                 times.tokens += 1;
-                self.news.push(News::token(&open.replies, choice, token, logits, open.top_logprobs));
+                self.pending_replies.push(PendingReply::token(&open.replies, choice, token, logits, open.top_logprobs));
                 if !open.later.is_empty() {
                     self.submit_choices(ticket, usize::MAX);
                 }
             }
             Event::Finished { id, reason } => {
                 record_end(metrics, open, choice, reason, now);
-                self.news.push(News::reply(&open.replies, Reply::Finished { choice, reason }));
+                self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Finished { choice, reason }));
                 self.finish(ticket, id);
             }
             Event::Failed { error, .. } => self.end(ticket, Some(ApiError::internal(error.to_string()))),
@@ -374,7 +347,7 @@ impl Thread {
         let message = format!("the device has failed: {error}");
         self.state.set_health(Health::Failed(message.clone()));
         for (_, open) in std::mem::take(&mut self.open) {
-            self.news.push(News::reply(&open.replies, Reply::Failed(ApiError::internal(&message))));
+            self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Failed(ApiError::internal(&message))));
         }
         self.of.clear();
         self.publish();

@@ -1,98 +1,9 @@
-//! An answer as a person reads it: from tokens to text, up to a stop string, with thoughts apart.
-//!
-//! What a chat answers is read by the server's own machine, so that the terminal and HTTP show the same.
+//! What `run` answers, for a program.
 
-use anyhow::Result;
-use gemma4c_models::text::Stops;
-use gemma4c_models::tokenizer::{Detokenizer, Tokenizer};
 use gemma4c_runtime::engine::Finish;
-use gemma4c_serve::{Part, Speech};
 use serde_json::{Value, json};
 
 use super::speed::Speed;
-
-/// What a token adds.
-#[derive(Debug, PartialEq)]
-pub enum Shown {
-    Text(String),
-    /// What a model thinks before it answers.
-    Thought(String),
-}
-
-impl Shown {
-    pub fn into_text(self) -> String {
-        match self {
-            Shown::Text(text) | Shown::Thought(text) => text,
-        }
-    }
-}
-
-/// Turns tokens into what is shown, one by one.
-pub enum Reader<'a> {
-    /// The ids themselves.
-    Ids { is_first: bool },
-    /// Text as it stands.
-    Plain { detokenizer: Detokenizer<'a>, stops: Stops },
-    /// What a model answers in a chat.
-    Chat { answer: Box<gemma4c_serve::Answer>, speech: &'a Speech },
-}
-
-impl<'a> Reader<'a> {
-    pub fn ids() -> Reader<'a> {
-        Reader::Ids { is_first: true }
-    }
-
-    pub fn plain(tokenizer: &'a Tokenizer, stop: &[String]) -> Reader<'a> {
-        Reader::Plain { detokenizer: tokenizer.detokenizer(false), stops: Stops::new(stop.to_vec()) }
-    }
-
-    /// Of the answer to a prompt that a chat template has written.
-    pub fn chat(speech: &'a Speech, prompt: &[u32], stop: &[String]) -> Reader<'a> {
-        let answer = gemma4c_serve::Answer::chat(speech.start(prompt), std::sync::Arc::default(), stop.to_vec());
-        Reader::Chat { answer: Box::new(answer), speech }
-    }
-
-    /// What a token adds, and whether a stop string has come.
-    pub fn push(&mut self, token: u32) -> Result<(Vec<Shown>, bool)> {
-        Ok(match self {
-            Reader::Ids { is_first } => {
-                let separator = if std::mem::take(is_first) { "" } else { " " };
-                (vec![Shown::Text(format!("{separator}{token}"))], false)
-            }
-            Reader::Plain { detokenizer, stops } => {
-                let (text, has_stopped) = stops.push(detokenizer.push(token)?);
-                (vec![Shown::Text(text)], has_stopped)
-            }
-            Reader::Chat { answer, speech } => {
-                let parts = answer.token(speech, token, None);
-                (parts.into_iter().filter_map(shown).collect(), answer.has_stopped())
-            }
-        })
-    }
-
-    /// What was held back, once the last token has come.
-    pub fn finish(self, finish: Finish, has_stopped: bool) -> Vec<Shown> {
-        match self {
-            Reader::Ids { .. } => Vec::new(),
-            Reader::Plain { .. } if has_stopped => Vec::new(),
-            Reader::Plain { detokenizer, mut stops } => {
-                let (text, has_stopped) = stops.push(&detokenizer.finish());
-                let held = if has_stopped { String::new() } else { stops.finish() };
-                vec![Shown::Text(text + &held)]
-            }
-            Reader::Chat { mut answer, .. } => answer.finish(finish).0.into_iter().filter_map(shown).collect(),
-        }
-    }
-}
-
-/// Without tools there are no calls.
-fn shown(part: Part) -> Option<Shown> {
-    match part {
-        Part::Content { text, .. } => Some(Shown::Text(text)),
-        Part::Reasoning(text) => Some(Shown::Thought(text)),
-        _ => None,
-    }
-}
 
 /// What was generated, and how that went.
 pub struct Answer {
@@ -106,7 +17,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// As `run --json` prints it; `tokens`, `text` and `finish_reason` are what `run --file` writes. Without chance there is no seed.
+    /// As `run --json` prints it; `tokens`, `text` and `finish_reason` are what `run --file` writes. Without chance
+    /// there is no seed.
     pub fn json(&self, text: Option<&str>, seed: Option<u64>) -> Value {
         let mut fields = json!({
             "tokens": self.tokens,

@@ -1,8 +1,9 @@
 //! `gemma4c run --file`: many prompts from a file, answered together, each as if it were alone.
 //!
-//! Nothing runs before every line was read and found right. Answers are written in the prompts' order, each as soon as those before it are
-//! there, so that a run that was cut goes on where it stopped: what the output holds already is not computed again. Every answer carries hashes of
-//! what it is an answer to, so that answers of other prompts, plans or settings are never taken for those of this run.
+//! Nothing runs before every line was read and found right. Answers are written in the prompts' order, each as soon as
+//! those before it are there, so that a run that was cut goes on where it stopped: what the output holds already is not
+//! computed again. Every answer carries hashes of what it is an answer to, so that answers of other prompts, plans or
+//! settings are never taken for those of this run.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -16,16 +17,19 @@ use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::{Plan, Sampling, Vocab};
-use gemma4c_runtime::engine::{Device, DraftCounts, Engine, Event, Finish, Id, Request};
+use gemma4c_runtime::engine::{DraftCounts, Request};
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::answer::{self, Shown};
 use super::generation::DraftArg;
-use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::read_text;
+use crate::device::EngineOptions;
+use crate::model::Completion;
+use crate::model::completion::{AnyEngine, Job, News, answer_all};
 use crate::output::{self, OutputFile};
-use crate::progress;
+use crate::reader::Reader;
+use crate::{files, progress};
 
 /// What a line has where it says nothing else.
 pub struct Defaults {
@@ -49,14 +53,14 @@ pub struct Batch<'a> {
 pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) -> Result<()> {
     let Batch { prompts, answers, .. } = batch;
     if *prompts != Path::new("-") {
-        plan_file::regular(prompts)?;
+        files::regular(prompts)?;
     }
     let text = read_text(prompts)?;
 
     let plan = batch.plan.read()?;
     let checksum = plan.checksum()?;
     let defaults = defaults(&plan)?;
-    let reader = Reader::new(&plan, defaults)?;
+    let reader = Lines::new(&plan, defaults)?;
     let mut requests = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let place = || format!("{}, line {number}", prompts.display());
@@ -66,8 +70,7 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
     let drafts = batch.draft.for_engine(&plan);
-    let (engine, sequences) = (batch.engine, batch.sequences);
-    let options = EngineOptions { engine, sequences, suppress, drafts, ..EngineOptions::default() };
+    let options = EngineOptions { sequences: batch.sequences, suppress, drafts, ..batch.engine.options() };
     let mut engine = batch.plan.open_engine(plan, options)?;
     for (number, asked) in &requests {
         engine.check(&asked.request).with_context(|| format!("{}, line {number}", prompts.display()))?;
@@ -138,7 +141,7 @@ impl Display for Origin {
 
 /// Answers all requests but the first `kept`.
 fn answer(
-    engine: &mut Engine<Box<dyn Device>>,
+    engine: &mut AnyEngine,
     work: Vec<Work>,
     kept: usize,
     tokenizer: Option<&Tokenizer>,
@@ -148,54 +151,30 @@ fn answer(
     let bar = progress::answers(work.len() as u64);
     bar.inc(kept as u64);
     let origins: Vec<Origin> = work.iter().map(|work| work.origin).collect();
-    let mut requests = work.into_iter().map(|work| work.asked).enumerate().skip(kept);
-    let mut running: BTreeMap<Id, Running<'_>> = BTreeMap::new();
+    let jobs = work.into_iter().skip(kept).map(|Work { asked: Asked { request, stop }, .. }| {
+        let reader = tokenizer.map(|tokenizer| Reader::plain(tokenizer, &stop));
+        Job { request, reader }
+    });
     // Finished before others that were asked for earlier.
     let mut early: BTreeMap<usize, String> = BTreeMap::new();
     let mut next = kept;
-    let ahead = 2 * engine.limits().slots as usize;
     let (mut tokens, mut read) = (0u64, 0u64);
     let started = Instant::now();
-    let mut prompts = BTreeMap::new();
-    loop {
-        for (index, Asked { request, stop }) in requests.by_ref().take(ahead.saturating_sub(running.len())) {
-            let prompt = request.prompt.len() as u64;
-            let id = engine.submit(request)?;
-            prompts.insert(id, prompt);
-            let reader = tokenizer.map(|tokenizer| answer::Reader::plain(tokenizer, &stop));
-            running.insert(id, Running { index, tokens: Vec::new(), text: String::new(), reader });
-        }
-        if running.is_empty() {
-            break;
-        }
-        for event in engine.step()? {
-            match event {
-                // What was kept is not read again.
-                Event::Admitted { id, cached } => read += prompts.remove(&id).unwrap_or(0) - cached as u64,
-                Event::Prompt { .. } | Event::Drafted { .. } => {}
-                Event::Token { id, token, .. } => {
-                    let Some(answer) = running.get_mut(&id) else { continue };
-                    tokens += 1;
-                    if answer.push(token)? {
-                        engine.cancel(id);
-                        let Some(answer) = running.remove(&id) else { continue };
-                        early.insert(answer.index, answer.line(Finish::Stop, true, &origins));
-                        bar.inc(1);
-                    }
-                }
-                Event::Finished { id, reason } => {
-                    // One that a stop string ended has its line already.
-                    let Some(answer) = running.remove(&id) else { continue };
-                    early.insert(answer.index, answer.line(reason, false, &origins));
-                    bar.inc(1);
-                }
-                Event::Failed { id, error } => {
-                    let index = running.get(&id).map_or(0, |answer| answer.index);
-                    return Err(error).with_context(|| format!("prompt {} of the file", index + 1));
-                }
+    answer_all(engine, jobs, &mut |news| {
+        match news {
+            News::Reads(more) => read += more,
+            News::Token => tokens += 1,
+            News::Answer(index, Completion { text, tokens, finish, .. }) => {
+                let (text, hash) = (tokenizer.map(|_| text), origins[kept + index].to_string());
+                let line = json!({ "tokens": tokens, "text": text, "finish_reason": finish.name(), "hash": hash });
+                early.insert(kept + index, format!("{line}\n"));
+                bar.inc(1);
             }
+            News::Failed(index, error) => {
+                return Err(error).with_context(|| format!("prompt {} of the file", kept + index + 1));
+            }
+            News::Step => bar.set_message(format!("{tokens} tokens")),
         }
-        bar.set_message(format!("{tokens} tokens"));
         while let Some(line) = early.remove(&next) {
             let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
             // A closed pipe is no failure, so it is no failure of writing either.
@@ -205,7 +184,8 @@ fn answer(
             }
             next += 1;
         }
-    }
+        Ok(())
+    })?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
     let (reading, writing) = (read as f64 / seconds, tokens as f64 / seconds);
@@ -222,38 +202,8 @@ fn answer(
     Ok(())
 }
 
-/// An answer that is being written.
-struct Running<'a> {
-    /// Of its prompt.
-    index: usize,
-    tokens: Vec<u32>,
-    text: String,
-    /// None without a vocabulary.
-    reader: Option<answer::Reader<'a>>,
-}
-
-impl Running<'_> {
-    /// Adds a token; says whether a stop string has come.
-    fn push(&mut self, token: u32) -> Result<bool> {
-        self.tokens.push(token);
-        let Some(reader) = &mut self.reader else { return Ok(false) };
-        let (shown, has_stopped) = reader.push(token)?;
-        self.text.extend(shown.into_iter().map(Shown::into_text));
-        Ok(has_stopped)
-    }
-
-    fn line(mut self, reason: Finish, has_stopped: bool, origins: &[Origin]) -> String {
-        let text = self.reader.map(|reader| {
-            self.text.extend(reader.finish(reason, has_stopped).into_iter().map(Shown::into_text));
-            self.text
-        });
-        let (tokens, hash) = (self.tokens, origins[self.index].to_string());
-        format!("{}\n", json!({ "tokens": tokens, "text": text, "finish_reason": reason.name(), "hash": hash }))
-    }
-}
-
 /// Turns lines into requests.
-struct Reader {
+struct Lines {
     defaults: Defaults,
     vocab: Option<Vocab>,
     vocab_size: u32,
@@ -268,11 +218,11 @@ struct Reader {
 const FIELDS: [&str; 10] =
     ["prompt", "messages", "tokens", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "ignore_eos"];
 
-impl Reader {
-    fn new(plan: &Plan, defaults: Defaults) -> Result<Reader> {
+impl Lines {
+    fn new(plan: &Plan, defaults: Defaults) -> Result<Lines> {
         let vocab = plan.vocab.clone();
         let template = vocab.as_ref().and_then(|vocab| vocab.chat_template.as_deref());
-        Ok(Reader {
+        Ok(Lines {
             defaults,
             vocab_size: plan.model.vocab_size,
             placeholders: plan.towers.iter().map(|tower| tower.tokens.placeholder).collect(),

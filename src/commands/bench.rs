@@ -1,7 +1,7 @@
 //! `gemma4c bench`: how fast a plan reads prompts and writes tokens on this machine, and what it takes to get there.
 //!
-//! Times are the caller's: from the call to the token in hand, so that everything in between counts. The rows are named as
-//! `llama-bench` names them: pp512 reads a prompt of 512 tokens, tg128 writes 128, `@ d8192` after 8192 others.
+//! Times are the caller's: from the call to the token in hand, so that everything in between counts. The rows are named
+//! as `llama-bench` names them: pp512 reads a prompt of 512 tokens, tg128 writes 128, `@ d8192` after 8192 others.
 
 mod batched;
 mod chat;
@@ -29,8 +29,9 @@ use report::{Report, Row, Start};
 
 /// Measure how fast a plan runs: prompts, generation, start, memory.
 ///
-/// Tokens are random, so it runs without a vocabulary; which token it is does not change the time. Every measurement starts with a
-/// warm-up run that does not count. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+/// Tokens are random, so it runs without a vocabulary; which token it is does not change the time. Every measurement
+/// starts with a warm-up run that does not count. A GGUF model will do instead of a plan: it is compiled for this
+/// machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -48,22 +49,24 @@ pub struct Args {
     #[arg(short = 'd', long = "depth", value_name = "N,N...", default_value = "0")]
     depths: String,
 
-    /// Numbers of sequences at once: their prompts are read, then all are decoded together. Gives the columns of `llama-batched-bench`.
+    /// Numbers of sequences at once: their prompts are read, then all are decoded together. Gives the columns of
+    /// `llama-batched-bench`.
     #[arg(long, value_name = "N,N...", conflicts_with = "depths")]
     sequences: Option<String>,
 
-    /// Turns of a chat over a long system prompt: when each has its first token, and whether that is within the time its new tokens take at
-    /// the rate of pp512, and 15 ms.
+    /// Turns of a chat over a long system prompt: when each has its first token, and whether that is within the time
+    /// its new tokens take at the rate of pp512, and 15 ms.
     #[arg(long, value_name = "TURNS", conflicts_with_all = ["prompts", "depths", "sequences"])]
     chat: Option<u32>,
 
-    /// What drafts cost and bring: a step of the plan's drafter, verification of several rows, and tokens a second where drafts are right with these
-    /// probabilities. That is forced, since random weights accept nothing: each draft is replaced by the right token or by another.
+    /// What drafts cost and bring: a step of the plan's drafter, verification of several rows, and tokens a second
+    /// where drafts are right with these probabilities. That is forced, since random weights accept nothing: each draft
+    /// is replaced by the right token or by another.
     #[arg(long, value_name = "P,P...", num_args = 0..=1, default_missing_value = "0,0.5,0.8,1", conflicts_with_all = ["depths", "sequences", "chat"])]
     draft: Option<String>,
 
-    /// What looking drafts up in the text brings: -p tokens of this text are the prompt, and the next -n tokens are taken as the answer whatever the model
-    /// picks, since random weights never repeat themselves.
+    /// What looking drafts up in the text brings: -p tokens of this text are the prompt, and the next -n tokens are
+    /// taken as the answer whatever the model picks, since random weights never repeat themselves.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["depths", "sequences", "chat", "draft", "image", "audio"])]
     ngram: Option<PathBuf>,
 
@@ -75,8 +78,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "chat")]
     turn: u32,
 
-    /// Pictures to measure, by their soft tokens: how long the tower takes for one, from its patches to its soft tokens. The plan must have been compiled with
-    /// --mmproj and as many --image-tokens.
+    /// Pictures to measure, by their soft tokens: how long the tower takes for one, from its patches to its soft
+    /// tokens. The plan must have been compiled with --mmproj and as many --image-tokens.
     #[arg(long, value_name = "N,N...", conflicts_with_all = ["sequences", "chat"])]
     image: Option<String>,
 

@@ -1,30 +1,30 @@
-//! Plans that are made on the way: a command that is given a GGUF model compiles it for this machine, and finds the plan again the next time.
+//! Plans that are made on the way: a command that is given a GGUF model compiles it for this machine, and finds the
+//! plan again the next time.
 //!
-//! A cached plan is named by everything that it depends on: the models' fingerprints and paths, the options, the GPU and this very program. It is an
-//! ordinary plan; to move one to another machine, `compile` is the way. A cache that cannot be written costs time and nothing else.
+//! A cached plan is named by everything that it depends on: the models' fingerprints and paths, the options, the GPU
+//! and this very program. It is an ordinary plan; to move one to another machine, `compile` is the way. A cache that
+//! cannot be written costs time and nothing else.
 
+use std::env;
 use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Instant, SystemTime};
-use std::{env, iter};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::passes;
-use gemma4c_codegen::target::Target as Gpu;
-use gemma4c_models::gguf::Gguf;
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::{Plan, VERSION, cuda::KvType};
-use gemma4c_runtime::{MOST_DRAFTS, machine};
+use gemma4c_runtime::MOST_DRAFTS;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::compile::Kv;
-use super::plan_file::{self, Device, PlanArgs};
-use crate::compile::{self, CudaOptions, Options, Projector};
+use super::plan_file::{self, PlanArgs};
+use crate::device::Device;
+use crate::files;
+use crate::options::{self, Options};
 use crate::output::{self, OutputFile};
+use crate::pipeline::{self, Files};
 
 /// Plans that are kept, in bytes: the oldest go first.
 const MOST_BYTES: u64 = 4 << 30;
@@ -32,7 +32,8 @@ const MOST_BYTES: u64 = 4 << 30;
 /// How a model is compiled on the way.
 #[derive(Clone, Default, clap::Args)]
 pub struct ModelArgs {
-    /// With a GGUF model: positions a sequence may have, such as 32k [default: 8192, or what the model was trained for if that is less]
+    /// With a GGUF model: positions a sequence may have, such as 32k [default: 8192, or what the model was trained for
+    /// if that is less]
     #[arg(long, value_name = "N", value_parser = plan_file::positions)]
     ctx: Option<u32>,
 
@@ -64,14 +65,14 @@ pub struct Needs<'a> {
 impl ModelArgs {
     /// Puts the plan of a model in the model's place; a plan stays.
     pub fn resolve(&self, plan: &mut PlanArgs, needs: &Needs<'_>) -> Result<()> {
-        if !plan_file::is_gguf(&plan.plan)? {
+        if !files::is_gguf(&plan.plan)? {
             return self.refuse_for_plan(&plan.plan, needs);
         }
         let started = Instant::now();
         let model = plan.plan.clone();
-        let file = Gguf::open(&model)?;
         let options = self.options(plan, needs)?;
-        let name = name(&model, &file, &options)?;
+        let files = Files::open(&model, &options)?;
+        let name = name(&model, &files, &options)?;
         let folder = folder().and_then(|folder| {
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
             Ok(folder)
@@ -82,7 +83,7 @@ impl ModelArgs {
         }
         // Without a place to keep it, the plan is made for this run alone.
         let path = folder.as_deref().unwrap_or(Path::new(".")).join(name);
-        let made = compile::compile(&file, output::folder(&path), &options)?;
+        let made = pipeline::compile(&files, files::folder(&path), &options)?;
         let kept = folder.and_then(|folder| {
             let bytes = plan_file::write(&made, &OutputFile::from(path.clone()))?;
             drop_oldest(&folder, &path);
@@ -120,38 +121,30 @@ impl ModelArgs {
     }
 
     fn options(&self, plan: &PlanArgs, needs: &Needs<'_>) -> Result<Options> {
-        let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
-        let target = match (plan.device, &gpu) {
-            (Device::Cpu, _) | (Device::Auto, None) => None,
-            (Device::Sim, None) => Some(Gpu::of_arch(Arch::Sm90a)),
-            (Device::Cuda, None) => bail!("--device cuda: this machine has no GPU to compile for"),
-            (_, Some(gpu)) => {
-                let target = compile::target_of(gpu);
-                Some(
-                    target
-                        .with_context(|| format!("{} is older than any architecture kernels are made for", gpu.name))?,
-                )
-            }
+        let gpu = match (plan.device, options::gpu_here()) {
+            (Device::Cpu, _) | (Device::Auto, Ok(None)) => None,
+            (Device::Sim, Ok(None)) => Some(options::measured_gpu()),
+            (Device::Cuda, Ok(None)) => bail!("--device cuda: this machine has no GPU to compile for"),
+            (_, gpu) => gpu?,
         };
-        ensure!(target.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
-        let kv = self.kv.map_or(KvType::F16, Kv::kv_type);
-        let drafter = needs.drafter.map(Gguf::open).transpose()?.map(Arc::new);
-        let drafted = if drafter.is_some() { MOST_DRAFTS + 1 } else { 1 };
-        let image_tokens = needs.image_tokens.unwrap_or(USUAL_BUDGET);
-        let projector = match &self.mmproj {
-            Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens })),
-            None => None,
-        };
-        let cuda = target.map(|target| CudaOptions {
-            verified: needs.verified.max(drafted),
-            targets: vec![target],
-            kv,
-            sequences: needs.sequences,
-            snapshots: None,
+        ensure!(gpu.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
+        let mut options = Options {
+            context: self.ctx,
+            kv: self.kv.map_or(KvType::F16, Kv::kv_type),
             vram: self.vram,
-            disabled: passes::switched_off(&[], &[]),
-        });
-        Ok(Options { context: self.ctx, kv: Some(kv), cuda, drafter, projector, ..Options::default() })
+            drafter: needs.drafter.map(Path::to_path_buf),
+            projector: self.mmproj.clone(),
+            image_tokens: needs.image_tokens.unwrap_or(USUAL_BUDGET),
+            ..Options::default()
+        };
+        // A plan for the CPU does not depend on these, and is found again whatever they are.
+        if let Some(gpu) = gpu {
+            let drafted = if needs.drafter.is_some() { MOST_DRAFTS } else { 0 };
+            options.gpus = vec![gpu];
+            options.sequences = needs.sequences;
+            options.drafts = Some(drafted.max(needs.verified - 1));
+        }
+        Ok(options)
     }
 }
 
@@ -160,14 +153,14 @@ fn find(path: &Path) -> Option<Plan> {
     if !path.is_file() {
         return None;
     }
-    match plan_file::read(path) {
+    match files::read_plan(path) {
         Ok(plan) => {
             // The latest used goes last.
             _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
             Some(plan)
         }
         Err(why) => {
-            eprintln!("[the plan in the cache is made again: {}]", output::message(&why));
+            eprintln!("[the plan in the cache is made again: {}]", output::message(&why.into()));
             None
         }
     }
@@ -186,10 +179,10 @@ fn folder() -> Result<PathBuf> {
 }
 
 /// By all that a plan depends on. The files' paths are among that: the plan says where its weights are.
-fn name(model: &Path, file: &Gguf, options: &Options) -> Result<String> {
-    let Options { projector, drafter, .. } = options;
-    let files = iter::once(file).chain(projector.iter().map(|p| &p.file)).chain(drafter.as_deref());
+fn name(model: &Path, files: &Files, options: &Options) -> Result<String> {
     let files: Vec<(u64, Vec<PathBuf>)> = files
+        .with_weights()
+        .iter()
         .map(|file| {
             let paths = file.files().iter().map(|part| fs::canonicalize(&part.path).unwrap_or(part.path.clone()));
             (file.fingerprint(file.tensors()), paths.collect())
@@ -198,6 +191,8 @@ fn name(model: &Path, file: &Gguf, options: &Options) -> Result<String> {
     // Another build may compile otherwise.
     let program = env::current_exe().and_then(fs::metadata).context("cannot find this program's own file")?;
     let built = program.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    // The files count, however they were named.
+    let options = Options { projector: None, drafter: None, ..options.clone() };
     let all = format!("{VERSION} {files:?} {options:?} {} {built:?}", program.len());
     let stem = model.file_stem().unwrap_or_default().to_string_lossy();
     Ok(format!("{stem}-{:016x}.bin", xxh3_64(all.as_bytes())))
@@ -230,7 +225,8 @@ fn drop_oldest(folder: &Path, keep: &Path) {
     }
 }
 
-/// Everything of ours in the cache: plans and compiled kernels, by the names that they are given. Other files there are somebody else's.
+/// Everything of ours in the cache: plans and compiled kernels, by the names that they are given. Other files there are
+/// somebody else's.
 pub struct Contents {
     root: PathBuf,
     plans: Vec<(PathBuf, u64)>,

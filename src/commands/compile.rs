@@ -2,27 +2,26 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::Target as Gpu;
-use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
-use gemma4c_runtime::{MOST_DRAFTS, MOST_LOOKED_UP, machine};
+use gemma4c_runtime::MOST_LOOKED_UP;
 
 use super::{Outcome, media, plan_file};
-use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT, Projector};
+use crate::error::Error;
+use crate::options::{self, DEFAULT_CONTEXT, Options};
 use crate::output::{self, OutputFile};
-use crate::{embed, progress};
+use crate::pipeline::{self, Files};
+use crate::{embed, files, progress};
 
 /// Compile a GGUF model to a plan.
 ///
-/// The plan holds everything but the weights, which stay in the model file unless --embed-weights is given. For a split model, give
-/// any of its parts.
+/// The plan holds everything but the weights, which stay in the model file unless --embed-weights is given. For a split
+/// model, give any of its parts.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: a GGUF file of a Gemma 4 text model.
@@ -49,11 +48,13 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     target: Target,
 
-    /// GPUs to compile for, such as h200,rtx-4090: the plan has a program for each [default: this machine's GPU, or h200]
+    /// GPUs to compile for, such as h200,rtx-4090: the plan has a program for each [default: this machine's GPU, or
+    /// h200]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Gpu::find, conflicts_with = "arch")]
     gpu: Vec<&'static Gpu>,
 
-    /// The same by architecture: for the GPU that stands for each. compute_80 is PTX, for GPUs that nobody compiled for.
+    /// The same by architecture: for the GPU that stands for each. compute_80 is PTX, for GPUs that nobody compiled
+    /// for.
     #[arg(long, value_name = "SM", value_delimiter = ',', value_parser = Arch::from_str)]
     arch: Vec<Arch>,
 
@@ -69,22 +70,23 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
 
-    /// Type of keys and values. q8_0 and fp8 take half the memory of f16; fp8 needs a GPU of sm_89 or later. A CPU keeps f32, rounded to
-    /// q8_0 or fp8 where that is asked for.
+    /// Type of keys and values. q8_0 and fp8 take half the memory of f16; fp8 needs a GPU of sm_89 or later. A CPU
+    /// keeps f32, rounded to q8_0 or fp8 where that is asked for.
     #[arg(long, value_enum, default_value = "f16")]
     kv: Kv,
 
-    /// Sequences that a GPU plan may run at once: each has its window, and all share memory for as many whole contexts, or what --vram
-    /// leaves
+    /// Sequences that a GPU plan may run at once: each has its window, and all share memory for as many whole contexts,
+    /// or what --vram leaves
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
-    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 15 [default: 7 with --draft, else none]. A drafter
-    /// makes 7 at most. A CPU plan verifies as many as --chunk allows.
+    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 15
+    /// [default: 7 with --draft, else none]. A drafter makes 7 at most. A CPU plan verifies as many as --chunk allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_LOOKED_UP)))]
     drafts: Option<u32>,
 
-    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
+    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at
+    /// most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
     snapshots: Option<u32>,
 
@@ -92,8 +94,9 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = plan_file::size)]
     vram: Option<u64>,
 
-    /// Keep a bf16 copy of the weights beside them, as far as --vram allows: on Hopper long prompts are read 4 to 25 % faster and those of a hundred tokens up to
-    /// 80 %, and the copy takes two to four times the weights' memory. Answers are the same.
+    /// Keep a bf16 copy of the weights beside them, as far as --vram allows: on Hopper long prompts are read 4 to 25 %
+    /// faster and those of a hundred tokens up to 80 %, and the copy takes two to four times the weights' memory.
+    /// Answers are the same.
     #[arg(long)]
     bf16_copies: bool,
 
@@ -101,12 +104,13 @@ pub struct Args {
     #[arg(long = "disable-pass", value_name = "NAME")]
     disable_pass: Vec<String>,
 
-    /// Run a compiler pass that is off unless it is asked for: `bf16-copies` (the same as --bf16-copies), `persistent`. May be repeated.
+    /// Run a compiler pass that is off unless it is asked for: `bf16-copies` (the same as --bf16-copies). May be
+    /// repeated.
     #[arg(long = "enable-pass", value_name = "NAME")]
     enable_pass: Vec<String>,
 
-    /// Store the weights in the plan, which then runs without the model file. A GPU plan has them in the GPU's memory layout, a CPU
-    /// plan as they are in the model file.
+    /// Store the weights in the plan, which then runs without the model file. A GPU plan has them in the GPU's memory
+    /// layout, a CPU plan as they are in the model file.
     #[arg(long)]
     embed_weights: bool,
 }
@@ -143,71 +147,46 @@ enum Target {
     Cpu,
 }
 
-/// The passes that are switched off: those that are not wanted, and those that must be asked for.
-fn passes_off(args: &Args) -> Result<Vec<String>> {
-    let known: Vec<&str> = PASSES.iter().filter(|pass| pass.asked_for).map(|pass| pass.name).collect();
-    let mut enabled = args.enable_pass.clone();
-    enabled.extend(args.bf16_copies.then(|| "bf16-copies".to_owned()));
-    for name in &enabled {
-        ensure!(
-            known.contains(&name.as_str()),
-            "--enable-pass {name}: the passes that are off unless asked for are {}",
-            known.join(", ")
-        );
-        ensure!(
-            !args.disable_pass.contains(name),
-            "--enable-pass {name} and --disable-pass {name} contradict each other"
-        );
-    }
-    Ok(passes::switched_off(&args.disable_pass, &enabled))
-}
-
 pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
-    ensure!(!plan_file::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
-    let file = Gguf::open(&args.model)?;
-    let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
+    ensure!(!files::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
     let names_gpus = !args.arch.is_empty() || !args.gpu.is_empty() || args.sms.is_some();
+    let here = options::gpu_here();
     let for_gpu = match args.target {
-        Target::Auto => gpu.is_some() || names_gpus,
+        Target::Auto => names_gpus || !matches!(here, Ok(None)),
         Target::Cuda => true,
         Target::Cpu => false,
     };
     ensure!(for_gpu || args.sequences == 1, "--sequences is about GPUs, but the target is the CPU");
     ensure!(for_gpu || !names_gpus, "--gpu, --arch and --sms are about GPUs, but the target is the CPU");
-    let kv = args.kv.kv_type();
-    let cuda = match for_gpu {
-        false => None,
-        true => Some(CudaOptions {
-            targets: targets(args, gpu.as_ref())?,
-            kv,
-            sequences: args.sequences,
-            verified: args.drafts.unwrap_or(if args.draft.is_some() { MOST_DRAFTS } else { 0 }) + 1,
-            snapshots: args.snapshots,
-            vram: args.vram,
-            disabled: passes_off(args)?,
-        }),
-    };
-    let drafter = args.draft.as_ref().map(Gguf::open).transpose()?.map(Arc::new);
-    let projector = match &args.mmproj {
-        Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens: args.image_tokens })),
-        None => None,
-    };
-    let options = compile::Options {
+    let mut enabled = args.enable_pass.clone();
+    enabled.extend(args.bf16_copies.then(|| "bf16-copies".to_owned()));
+    let options = Options {
         context: args.ctx,
         chunk: args.chunk,
-        kv: Some(kv),
-        cuda,
-        projector: projector.clone(),
-        drafter: drafter.clone(),
+        kv: args.kv.kv_type(),
+        gpus: if for_gpu { gpus(args, here)? } else { Vec::new() },
+        sequences: args.sequences,
+        drafts: args.drafts,
+        snapshots: args.snapshots,
+        vram: args.vram,
+        disabled: args.disable_pass.clone(),
+        enabled,
+        projector: args.mmproj.clone(),
+        image_tokens: args.image_tokens,
+        drafter: args.draft.clone(),
     };
-    let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
+    if for_gpu {
+        options.passes_off()?;
+    }
+    let files = Files::open(&args.model, &options)?;
+    let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
+        output::refuse_pipe(&args.output)?;
+        output::may_be_written(&args.output)?;
         let bar = progress::bytes("packing weights", 0);
-        let beside = projector.iter().map(|projector| &projector.file).chain(drafter.as_deref());
-        let models: Vec<&Gguf> = std::iter::once(&file).chain(beside).collect();
-        let written = embed::write(&mut plan, &models, &args.output, &mut |done, total| {
+        let written = embed::write(&mut plan, &files.with_weights(), &args.output, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
@@ -243,17 +222,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// The GPUs to compile for: those that were named, else this machine's, else the one that everything is measured on.
-fn targets(args: &Args, here: Option<&machine::Gpu>) -> Result<Vec<Gpu>> {
+fn gpus(args: &Args, here: Result<Option<Gpu>, Error>) -> Result<Vec<Gpu>> {
     let named = args.gpu.iter().map(|gpu| (*gpu).clone());
     let mut targets: Vec<Gpu> = named.chain(args.arch.iter().map(|arch| Gpu::of_arch(*arch))).collect();
     if targets.is_empty() {
-        targets.push(match here {
-            Some(gpu) => match compile::target_of(gpu) {
-                Some(target) => target,
-                None => bail!("{} is older than any architecture kernels are made for", gpu.name),
-            },
-            None => Gpu::of_arch(Arch::Sm90a),
-        });
+        targets.push(here?.unwrap_or_else(options::measured_gpu));
     }
     if let Some(sms) = args.sms {
         ensure!(targets.len() == 1, "--sms shapes one program, but {} GPUs are named", targets.len());

@@ -1,41 +1,40 @@
 //! `gemma4c demo`: the whole way from a model to text, on whatever this machine has.
 //!
-//! The model is inside the program: a small Gemma 4 that was trained on Jane Austen's novels (`assets/README.md`), and a drafter for it. Both are
-//! written to a folder, together with their plan and the plan's page, so that the other commands can go on from there. Weights
-//! are mapped from those files, as those of any model are: nothing about this one is special to the compiler or the runtime.
+//! The model is inside the program: a small Gemma 4 that was trained on Jane Austen's novels (`assets/README.md`), and
+//! a drafter for it. Both are written to a folder, together with their plan and the plan's page, so that the other
+//! commands can go on from there. Weights are mapped from those files, as those of any model are: nothing about this
+//! one is special to the compiler or the runtime.
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::Toolchain;
-use gemma4c_codegen::passes;
-use gemma4c_codegen::target::Target;
-use gemma4c_models::gguf::Gguf;
+use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
-use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::{Counts, MOST_DRAFTS, ModelLocation, OnGpu, Source, Speculation, machine};
+use gemma4c_runtime::{Counts, DraftSource, ModelLocation, Speculation, machine};
 
 use super::Outcome;
 use super::answer::Answer;
 use super::generation::{Generation, SamplingArgs, Unseeded};
-use super::plan_file::{self, Device};
+use super::plan_file;
 use super::speed::Speed;
-use crate::compile::{self, CudaOptions};
+use crate::device::{Device, Place};
+use crate::model::{DRAFTER, MODEL};
+use crate::options::{self, Options};
 use crate::output::{self, OutputFile, OutputFolder, print};
-use crate::progress;
 use crate::report::html;
+use crate::{pipeline, progress};
 
 /// Write a little English with the model embedded in this program, and show how it ran.
 ///
-/// The model is small: a Gemma 4 of 11 million parameters that has read Jane Austen and nothing else. It is compiled for this
-/// machine's GPU if there is one and NVRTC is found, else for the CPU. Then it runs twice, with drafts of a smaller model and without, and both runs must
-/// give the same bits. The models, their plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
-/// samples at temperature 0.7 of the 40 likeliest tokens, because so small a model writes better that way.
+/// The model is small: a Gemma 4 of 11 million parameters that has read Jane Austen and nothing else. It is compiled
+/// for this machine's GPU if there is one and NVRTC is found, else for the CPU. Then it runs twice, with drafts of a
+/// smaller model and without, and both runs must give the same bits. The models, their plan and a page that draws the
+/// plan are left in a folder for the other commands to go on with. The plan samples at temperature 0.7 of the 40
+/// likeliest tokens, because so small a model writes better that way.
 #[derive(clap::Args)]
 pub struct Args {
     /// The text to continue.
@@ -58,16 +57,14 @@ pub struct Args {
     output: OutputFolder,
 }
 
-/// As in `assets/README.md`.
-const MODEL: &[u8] = include_bytes!("../../assets/austen_q4_0.gguf");
-const DRAFTER: &[u8] = include_bytes!("../../assets/austen_draft_q8_0.gguf");
-
-/// Tokens that are guessed in a round. As many as pay would depend on the machine, and so would the share of them that is right.
+/// Tokens that are guessed in a round. As many as pay would depend on the machine, and so would the share of them that
+/// is right.
 const DRAFTS: u32 = 3;
 
 const PROMPT: &str = "\"Tell me, Mr. Darcy,\" said Elizabeth,";
 
-/// A model this small is sure of little: at the temperature of 1 that large ones are made for, it soon loses its thread.
+/// A model this small is sure of little: at the temperature of 1 that large ones are made for, it soon loses its
+/// thread.
 const SAMPLING: Sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95 };
 
 pub fn run(args: &Args) -> Result<Outcome> {
@@ -79,17 +76,18 @@ pub fn run(args: &Args) -> Result<Outcome> {
     write(&files.drafter, DRAFTER)?;
 
     let compiling = Instant::now();
-    let plan = compile(&files, choice.cuda)?;
+    let plan = compile(&files, choice.gpu)?;
     let plan_bytes = plan_file::write(&plan, &files.plan)?;
     let compiling = compiling.elapsed();
 
     let vocab = plan.vocab.clone().context("the model inside this program has no vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
     let location = ModelLocation { plan: files.plan.to_path_buf(), given: None };
-    let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
+    let place = Place { location, device: choice.device, ..Place::default() };
+    let session = plan_file::open(&place, plan.clone())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone(), Unseeded::Zero)?;
     let mut generation = Generation::new(session, sampler, vocab.stop.clone(), args.n);
-    generation.speculation = Some(Speculation::new(Source::Drafter, Some(DRAFTS)));
+    generation.speculation = Some(Speculation::new(DraftSource::Drafter, Some(DRAFTS)));
 
     let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
     let (tokens, context) = (prompt.len(), plan.program.context);
@@ -160,11 +158,12 @@ fn write(path: &OutputFile, bytes: &[u8]) -> Result<()> {
     output::write_whole(path, bytes)
 }
 
-fn compile(files: &Files, cuda: Option<CudaOptions>) -> Result<Plan> {
-    let bar = cuda.as_ref().map(|_| progress::waiting("compiling kernels with NVRTC"));
-    let drafter = Some(Arc::new(Gguf::open(&files.drafter)?));
-    let options = compile::Options { cuda, drafter, ..compile::Options::default() };
-    let plan = compile::compile(&Gguf::open(&files.model)?, &files.folder, &options);
+fn compile(files: &Files, gpu: Option<Gpu>) -> Result<Plan> {
+    let bar = gpu.as_ref().map(|_| progress::waiting("compiling kernels with NVRTC"));
+    let drafter = Some(files.drafter.to_path_buf());
+    let options = Options { gpus: gpu.into_iter().collect(), drafter, ..Options::default() };
+    let models = pipeline::Files::open(&files.model, &options)?;
+    let plan = pipeline::compile(&models, &files.folder, &options);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
@@ -174,20 +173,18 @@ fn compile(files: &Files, cuda: Option<CudaOptions>) -> Result<Plan> {
 /// What is compiled for, what runs it, and why that.
 struct Choice {
     /// `None`: for the CPU alone.
-    cuda: Option<CudaOptions>,
+    gpu: Option<Gpu>,
     device: Device,
     words: String,
 }
 
 fn choose_device(wanted: Device) -> Result<Choice> {
-    let on_cpu = |words: String| Choice { cuda: None, device: Device::Cpu, words };
+    let on_cpu = |words: String| Choice { gpu: None, device: Device::Cpu, words };
     match wanted {
         Device::Cpu => Ok(on_cpu("as asked for".into())),
-        Device::Sim => Ok(Choice {
-            cuda: Some(options(Target::of_arch(Arch::Sm90a))),
-            device: Device::Sim,
-            words: "sm_90a, as asked for".into(),
-        }),
+        Device::Sim => {
+            Ok(Choice { gpu: Some(options::measured_gpu()), device: Device::Sim, words: "sm_90a, as asked for".into() })
+        }
         Device::Cuda => find_gpu().map_err(|why| anyhow!("--device cuda: {why}")),
         Device::Auto => Ok(find_gpu().unwrap_or_else(|why| on_cpu(format!("because {why}")))),
     }
@@ -197,27 +194,14 @@ fn choose_device(wanted: Device) -> Result<Choice> {
 fn find_gpu() -> Result<Choice, String> {
     let gpu = machine::gpus().map_err(|why| why.to_string())?.into_iter().next();
     let gpu = gpu.ok_or("the driver sees no GPU")?;
-    let target = compile::target_of(&gpu)
-        .ok_or_else(|| format!("{} is older than any architecture kernels are made for", gpu.name))?;
+    let target = options::target_of(&gpu).map_err(|why| why.to_string())?;
     let toolchain = Toolchain::find().map_err(|why| {
         let why = why.to_string();
         let first = why.lines().next().unwrap_or_default().trim_end_matches('.');
         format!("nothing can be compiled for {}: {first} (`gemma4c doctor` says more)", gpu.name)
     })?;
     let words = format!("{} by NVRTC {}", target.arch.name(), toolchain.version());
-    Ok(Choice { cuda: Some(options(target)), device: Device::Cuda, words })
-}
-
-fn options(target: Target) -> CudaOptions {
-    CudaOptions {
-        verified: MOST_DRAFTS + 1,
-        targets: vec![target],
-        kv: KvType::F16,
-        sequences: 1,
-        snapshots: None,
-        vram: None,
-        disabled: passes::switched_off(&[], &[]),
-    }
+    Ok(Choice { gpu: Some(target), device: Device::Cuda, words })
 }
 
 /// What two runs are compared by.
@@ -238,7 +222,8 @@ fn run_again(generation: &mut Generation, prompt: &[u32]) -> Result<(Run, Speed)
     Ok((Run { tokens, logits }, speed))
 }
 
-/// Decodes the token before the sequence's last once more, because generation keeps no logits, and returns the bits of what comes out.
+/// Decodes the token before the sequence's last once more, because generation keeps no logits, and returns the bits of
+/// what comes out.
 fn last_logits(generation: &mut Generation, prompt: &[u32], generated: &[u32]) -> Result<Vec<u32>> {
     let session = &mut generation.session;
     let last = (prompt.len() + generated.len()).saturating_sub(2);

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::{Outcome, plan_file};
-use crate::output;
+use super::Outcome;
 use crate::report::diff;
+use crate::{files, output};
 
 /// Show how two plans differ: fusion, launches, bytes, memory, kernels.
 ///
@@ -27,7 +27,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    let (old, new) = (plan_file::read(&args.old)?, plan_file::read(&args.new)?);
+    let (old, new) = (files::read_plan(&args.old)?, files::read_plan(&args.new)?);
     let difference = diff::diff(&old, &new);
     let text = difference.as_deref().map_or("no difference", str::trim_end);
     output::print(&format!("{text}\n"))?;

@@ -10,12 +10,13 @@ use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::{self, DraftSource, Finish};
 use gemma4c_runtime::{
-    Asked, Counts, End, MOST_DRAFTS, MOST_LOOKED_UP, Penalties, Request, RuntimeError, Sampler, Session, Source,
-    Speculation, any_seed,
+    Asked, Counts, MOST_DRAFTS, MOST_LOOKED_UP, Penalties, Request, RuntimeError, Sampler, Session, Speculation,
+    any_seed,
 };
 
-use super::answer::{Answer, Reader, Shown};
+use super::answer::Answer;
 use super::speed::Speed;
+use crate::reader::{Reader, Shown};
 use crate::{output, progress};
 
 /// How the next token is picked; what is not given is as the plan says.
@@ -29,7 +30,8 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "K", value_parser = top_k, allow_negative_numbers = true)]
     top_k: Option<u32>,
 
-    /// Consider the likeliest tokens that together have this probability, 0 to 1 [default: the plan's; Gemma 4 advises 0.95]
+    /// Consider the likeliest tokens that together have this probability, 0 to 1 [default: the plan's; Gemma 4 advises
+    /// 0.95]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
 
@@ -85,7 +87,8 @@ pub struct PenaltyArgs {
     #[arg(long, value_name = "P", conflicts_with = "file")]
     min_p: Option<f32>,
 
-    /// Make tokens of the prompt and of the text less likely: their logits are divided by this, 0.01 to 100 [default: 1]
+    /// Make tokens of the prompt and of the text less likely: their logits are divided by this, 0.01 to 100 [default:
+    /// 1]
     #[arg(long, value_name = "X", visible_alias = "repeat-penalty", conflicts_with = "file")]
     repetition_penalty: Option<f32>,
 
@@ -153,10 +156,10 @@ impl DraftArg {
         let has_drafter = plan.drafter.is_some();
         Ok(match *self {
             DraftArg::Off => None,
-            DraftArg::Auto | DraftArg::File(_) => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
-            DraftArg::Ngram => Some(Speculation::new(Source::Lookup, None)),
+            DraftArg::Auto | DraftArg::File(_) => has_drafter.then(|| Speculation::new(DraftSource::Drafter, None)),
+            DraftArg::Ngram => Some(Speculation::new(DraftSource::Lookup, None)),
             DraftArg::Steps(_) if !has_drafter => return Err(RuntimeError::NoDrafter),
-            DraftArg::Steps(steps) => Some(Speculation::new(Source::Drafter, Some(steps))),
+            DraftArg::Steps(steps) => Some(Speculation::new(DraftSource::Drafter, Some(steps))),
         })
     }
 
@@ -192,7 +195,8 @@ pub struct Generation {
     pub stop: Vec<u32>,
     pub most: u32,
     pub speculation: Option<Speculation>,
-    /// Whether the answer is to end where it stands. It is asked before each chunk of a prompt and after each token; a yes is given once.
+    /// Whether the answer is to end where it stands. It is asked before each chunk of a prompt and after each token; a
+    /// yes is given once.
     pub is_interrupted: Arc<dyn Fn() -> bool>,
 }
 
@@ -259,8 +263,9 @@ impl Generation {
         Ok(Answer { text, thoughts, tokens, finish, prompt_tokens: prompt.len(), speed })
     }
 
-    /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit, the end of the context, or as long as `each` goes on. However it
-    /// ends, the session has seen the prompt and what was generated as far as they were computed, so the next prompt is answered as in a fresh one.
+    /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit, the end of the context, or
+    /// as long as `each` goes on. However it ends, the session has seen the prompt and what was generated as far as
+    /// they were computed, so the next prompt is answered as in a fresh one.
     pub fn answer(
         &mut self,
         prompt: &[u32],
@@ -283,9 +288,8 @@ impl Generation {
         };
         let prompt = &prompt[kept..];
         let finish = match self.generate(prompt, told) {
-            Ok(End::Most) => Finish::Length,
-            Ok(End::Stop) | Err(Cut::Stopped) => Finish::Stop,
-            Ok(End::Context) => Finish::Context,
+            Ok(finish) => finish,
+            Err(Cut::Stopped) => Finish::Stop,
             Err(Cut::Interrupted) => Finish::Cancelled,
             Err(Cut::Failed(error)) => return Err(error),
         };
@@ -297,7 +301,7 @@ impl Generation {
         Ok((Speed { prompt: prompt.len(), prefill, written, decode, full, drafts }, finish))
     }
 
-    fn generate(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<(), Cut>) -> Result<End, Cut> {
+    fn generate(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<(), Cut>) -> Result<Finish, Cut> {
         let last_chunk = self.prefill(prompt)?;
         let request = Request { prompt: last_chunk, most: self.most, stop: &self.stop };
         match &mut self.speculation {

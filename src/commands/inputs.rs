@@ -1,6 +1,8 @@
-//! Which files a command reads and which it writes, from the types of its arguments: a `PathBuf` is read, an `OutputFile` is written.
+//! Which files a command reads and which it writes, from the types of its arguments: a `PathBuf` is read, an
+//! `OutputFile` is written.
 //!
-//! So a new command, and a new argument of an old one, is covered by what it is declared as. A command does not check its own outputs.
+//! So a new command, and a new argument of an old one, is covered by what it is declared as. A command does not check
+//! its own outputs.
 
 use std::any::TypeId;
 use std::iter;
@@ -12,7 +14,7 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_runtime::ModelLocation;
 
 use super::generation::DraftArg;
-use super::plan_file;
+use crate::files;
 use crate::output::{self, Input, OutputFile};
 
 /// Refuses outputs that would overwrite what the command reads, or each other, before anything runs.
@@ -47,11 +49,11 @@ fn expand(read: &[PathBuf]) -> Vec<Input> {
     let mut inputs: Vec<Input> = read.iter().filter_map(|path| Input::find(path, "read by this command")).collect();
     for path in read.iter().filter(|path| path.is_file()) {
         // A file that is neither is an error of the command, which says so better.
-        if plan_file::is_gguf(path).unwrap_or(false) {
+        if files::is_gguf(path).unwrap_or(false) {
             let what = format!("a part of {}", path.display());
             let files = Gguf::open(path).map(|model| model.files().to_vec()).unwrap_or_default();
             inputs.extend(files.iter().filter_map(|file| Input::find(&file.path, &what)));
-        } else if plan_file::is_plan(path).unwrap_or(false) {
+        } else if files::is_plan(path).unwrap_or(false) {
             inputs.extend(models_of(path, read));
         }
     }
@@ -60,7 +62,7 @@ fn expand(read: &[PathBuf]) -> Vec<Input> {
 
 /// The models of a plan, wherever its run may find them: beside it, or where another argument says.
 fn models_of(path: &Path, read: &[PathBuf]) -> Vec<Input> {
-    let Ok(plan) = plan_file::read(path) else { return Vec::new() };
+    let Ok(plan) = files::read_plan(path) else { return Vec::new() };
     let what = format!("the model of {}", path.display());
     let elsewhere = read.iter().filter(|other| *other != path).map(Some);
     let locations =

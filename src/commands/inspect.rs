@@ -11,16 +11,16 @@ use gemma4c_plan::Plan;
 use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
 
-use super::{Outcome, plan_file};
+use super::Outcome;
 use crate::output::{self, OutputFile, OutputFolder};
-use crate::progress;
 use crate::report::facts::Facts;
 use crate::report::{cpu, html, json, model, text};
+use crate::{files, progress};
 
 /// Show what is in a plan or in a GGUF model.
 ///
-/// For a GPU plan: what was fused, what was not and why, every launch with the least time it can take (its floor), and every
-/// byte of memory.
+/// For a GPU plan: what was fused, what was not and why, every launch with the least time it can take (its floor), and
+/// every byte of memory.
 #[derive(clap::Args)]
 pub struct Args {
     /// A plan or a GGUF model.
@@ -30,8 +30,8 @@ pub struct Args {
     #[command(flatten)]
     view: View,
 
-    /// The GPU whose bandwidth and FLOP/s give the floors, and whose program is shown if the plan has one for it [default: the plan's
-    /// first]
+    /// The GPU whose bandwidth and FLOP/s give the floors, and whose program is shown if the plan has one for it
+    /// [default: the plan's first]
     #[arg(long, value_name = "NAME", value_parser = Target::find)]
     gpu: Option<&'static Target>,
 }
@@ -70,7 +70,7 @@ struct View {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    let text = if plan_file::is_gguf(&args.file)? { of_model(args)? } else { of_plan(args)? };
+    let text = if files::is_gguf(&args.file)? { of_model(args)? } else { of_plan(args)? };
     output::print(&text)?;
     Ok(Outcome::Done)
 }
@@ -100,7 +100,7 @@ fn of_model(args: &Args) -> Result<String> {
 }
 
 fn of_plan(args: &Args) -> Result<String> {
-    let mut plan = plan_file::read(&args.file)?;
+    let mut plan = files::read_plan(&args.file)?;
     let wanted = plan.programs().position(|cuda| args.gpu.is_some_and(|gpu| cuda.program.gpu.key == gpu.key));
     if let Some(index) = wanted {
         plan.show(index);

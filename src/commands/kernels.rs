@@ -2,7 +2,6 @@
 
 mod bench;
 mod check;
-mod cublaslt;
 mod gpu;
 mod timed;
 
@@ -21,8 +20,8 @@ use crate::output::print;
 
 /// List the kernels, print their texts, check them, measure them.
 ///
-/// A kernel is one Rust function. Its CUDA C text is printed from it; an instance chooses its compile-time parameters. Instances are those
-/// that plans of the five sizes launch, each under the place where it is launched first.
+/// A kernel is one Rust function. Its CUDA C text is printed from it; an instance chooses its compile-time parameters.
+/// Instances are those that plans of the five sizes launch, each under the place where it is launched first.
 #[derive(clap::Args)]
 pub struct Args {
     /// One kernel; all of them if not given.
@@ -61,8 +60,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU the launches of the five sizes' decode plans, beside its highest read bandwidth, and the products of prefill, beside
-    /// cuBLASLt where the machine has it.
+    /// Measure on the GPU the launches of the five sizes' decode plans, beside its highest read bandwidth, and the
+    /// products of prefill, beside cuBLASLt where the machine has it.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }
@@ -157,7 +156,7 @@ fn about(kernel: &'static KernelDef, arch: Arch) -> Result<String> {
     let mut text = format!("{}\n\n{}\n", kernel.name, kernel.doc);
     let _ = writeln!(text, "\nparameters");
     for param in kernel.params {
-        let _ = writeln!(text, "  {}", param.declare(param.name));
+        let _ = writeln!(text, "  {}", param.declare(&param.full_name()));
     }
     if !(kernel.constants.is_empty() && kernel.types.is_empty()) {
         let constants = kernel.constants.iter().map(|constant| format!("{} {}", constant.ty, constant.name));

@@ -16,9 +16,10 @@ use crate::progress;
 
 /// Compute logits for given tokens and write them to a safetensors file.
 ///
-/// Key `logits`, f32 [rows, vocabulary]. Rows: one for the last token of the prompt and one for every token decoded after it;
-/// with --all one for every token. With --draft the last token is not run: it is taken as the one just chosen. The drafter's steps after it are
-/// `draft.tokens` i32 [steps], `draft.logits` [steps, vocabulary] and `draft.h_next` [steps, width].
+/// Key `logits`, f32 [rows, vocabulary]. Rows: one for the last token of the prompt and one for every token decoded
+/// after it; with --all one for every token. With --draft the last token is not run: it is taken as the one just
+/// chosen. The drafter's steps after it are `draft.tokens` i32 [steps], `draft.logits` [steps, vocabulary] and
+/// `draft.h_next` [steps, width].
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -48,9 +49,10 @@ pub struct Args {
     #[command(flatten)]
     media: MediaArgs,
 
-    /// Also write this intermediate value, under its own name. May be repeated; `gemma4c inspect --graph` lists the names. Of picture I
-    /// there are image.I.pixel_values, vision.I.projected and the stages between, such as vision.I.patch_embed, vision.I.hidden.LAYER and
-    /// vision.I.pooled. Of the first sound there are audio.features, audio.projected and the stages between, such as audio.hidden.LAYER.
+    /// Also write this intermediate value, under its own name. May be repeated; `gemma4c inspect --graph` lists the
+    /// names. Of picture I there are image.I.pixel_values, vision.I.projected and the stages between, such as
+    /// vision.I.patch_embed, vision.I.hidden.LAYER and vision.I.pooled. Of the first sound there are audio.features,
+    /// audio.projected and the stages between, such as audio.hidden.LAYER.
     #[arg(long, value_name = "NAME")]
     tap: Vec<String>,
 
@@ -263,8 +265,8 @@ impl Entry {
     }
 }
 
-/// A safetensors file of tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a megabyte,
-/// so they are not collected in memory.
+/// A safetensors file of tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a
+/// megabyte, so they are not collected in memory.
 struct Tensors {
     file: NamedTempFile,
     path: OutputFile,

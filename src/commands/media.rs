@@ -1,4 +1,5 @@
-//! Pictures and sound on the command line: read, made into what a tower reads, and put in the places that a prompt holds for them.
+//! Pictures and sound on the command line: read, made into what a tower reads, and put in the places that a prompt
+//! holds for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use gemma4c_plan::{Plan, Tower};
 use gemma4c_runtime::cpu::Tap;
 use gemma4c_runtime::{Patches, RuntimeError, Session, Soft};
 
-use super::plan_file;
+use crate::files;
 
 /// A medium's file is smaller than this; a larger one is not read into memory to find out.
 const LARGEST_FILE: u64 = 256 << 20;
@@ -18,15 +19,18 @@ const LARGEST_FILE: u64 = 256 << 20;
 /// The flags, as clap reads them.
 #[derive(Default, clap::Args)]
 struct Flags {
-    /// A picture for the prompt: PNG, JPEG, WebP or GIF. May be repeated. The plan must have been compiled with --mmproj.
+    /// A picture for the prompt: PNG, JPEG, WebP or GIF. May be repeated. The plan must have been compiled with
+    /// --mmproj.
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
 
-    /// A sound for the prompt, of 30 seconds at most: WAV, FLAC or MP3. May be repeated; pictures and sounds stand in the order of the command line.
+    /// A sound for the prompt, of 30 seconds at most: WAV, FLAC or MP3. May be repeated; pictures and sounds stand in
+    /// the order of the command line.
     #[arg(long = "audio", value_name = "FILE")]
     sounds: Vec<PathBuf>,
 
-    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if that is less]
+    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if
+    /// that is less]
     #[arg(long, value_name = "N", value_parser = budget)]
     image_tokens: Option<u32>,
 }
@@ -172,7 +176,7 @@ pub fn has_room(tower: &Tower, budget: u32) -> Result<()> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let bytes = plan_file::regular(path)?.len();
+    let bytes = files::regular(path)?.len();
     ensure!(bytes <= LARGEST_FILE, "{} has {bytes} bytes: no picture or sound is that large", path.display());
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
@@ -214,7 +218,8 @@ impl Media {
     }
 }
 
-/// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft token.
+/// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft
+/// token.
 pub fn expand_placeholders(items: &[Item], plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
     let kinds: Vec<_> = plan.towers.iter().map(|tower| (tower.medium, tower.tokens)).collect();
     let media: Vec<_> = items.iter().map(|item| (item.tower, item.soft)).collect();

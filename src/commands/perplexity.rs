@@ -1,8 +1,8 @@
 //! `gemma4c perplexity`: how well a plan predicts a text, and how far it is from another plan.
 //!
 //! One number for every change of rounding, weight type or kernel. Windows are independent sequences, read one after
-//! another by this plan and by the one it is compared with, so that memory is bounded by a few rows of logits and a run can
-//! go on after any window.
+//! another by this plan and by the one it is compared with, so that memory is bounded by a few rows of logits and a run
+//! can go on after any window.
 
 mod checkpoint;
 mod read;
@@ -17,10 +17,11 @@ use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::ModelLocation;
 
-use super::plan_file::{self, Device, PlanArgs};
+use super::plan_file::{self, PlanArgs};
 use super::{Outcome, tokenize};
+use crate::device::{Device, Place};
 use crate::output::{self, OutputFile};
-use crate::progress;
+use crate::{files, progress};
 use checkpoint::{Checkpoint, Header};
 use read::{Reader, Readers};
 use report::Report;
@@ -29,9 +30,9 @@ use windows::{Cut, Window, Windows};
 
 /// Measure how well a plan predicts a text, and how far it is from another plan.
 ///
-/// Prints the mean negative log-likelihood of a token given those before it in its window (nll, natural logarithm) with its
-/// standard error, and the perplexity, exp(nll). With --against, also the Kullback-Leibler divergence of this plan's
-/// distribution from the other's, which is the reference, and how often both find the same token likeliest.
+/// Prints the mean negative log-likelihood of a token given those before it in its window (nll, natural logarithm) with
+/// its standard error, and the perplexity, exp(nll). With --against, also the Kullback-Leibler divergence of this
+/// plan's distribution from the other's, which is the reference, and how often both find the same token likeliest.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -52,8 +53,8 @@ pub struct Args {
     #[arg(long)]
     decode: bool,
 
-    /// Another plan with the same vocabulary, the reference to compare with. On the CPU it always uses prefill, even with --decode: the
-    /// bits are the same.
+    /// Another plan with the same vocabulary, the reference to compare with. On the CPU it always uses prefill, even
+    /// with --decode: the bits are the same.
     #[arg(long, value_name = "OTHER.bin")]
     against: Option<PathBuf>,
 
@@ -65,8 +66,8 @@ pub struct Args {
     #[arg(long, value_name = "PATH", requires = "against")]
     against_model: Option<PathBuf>,
 
-    /// Keep every finished window in this file. The same command with the same file continues after the last one, and ends with
-    /// the same figures.
+    /// Keep every finished window in this file. The same command with the same file continues after the last one, and
+    /// ends with the same figures.
     #[arg(long, value_name = "FILE")]
     checkpoint: Option<OutputFile>,
 
@@ -83,8 +84,8 @@ struct Input {
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
 
-    /// A file with text; - is standard input. It is cut into windows, and the second half of each is scored, as llama.cpp
-    /// does.
+    /// A file with text; - is standard input. It is cut into windows, and the second half of each is scored, as
+    /// llama.cpp does.
     #[arg(long, value_name = "TEXT")]
     file: Option<PathBuf>,
 }
@@ -99,7 +100,7 @@ enum Format {
 
 pub fn run(args: &Args) -> Result<Outcome> {
     let plan = args.plan.read()?;
-    let other = args.against.as_deref().map(plan_file::read).transpose()?;
+    let other = args.against.as_deref().map(files::read_plan).transpose()?;
     let windows = windows(args, &plan)?;
     windows.check_context(&args.plan.plan, plan.program.context)?;
     if let (Some(other), Some(path)) = (&other, &args.against) {
@@ -136,12 +137,13 @@ impl Args {
     }
 }
 
-/// Loads the plan and the one it is compared with, and notes what the figures depend on. Both stay loaded: where both run on
-/// one GPU, it must have room for them.
+/// Loads the plan and the one it is compared with, and notes what the figures depend on. Both stay loaded: where both
+/// run on one GPU, it must have room for them.
 fn open(args: &Args, plan: Plan, other: Option<Plan>, windows: &Windows) -> Result<(Readers, Header)> {
     let load = |plan: Plan, location: ModelLocation, device: Device| {
         let name = location.plan.display().to_string();
-        let session = plan_file::open(plan, &location, device, &args.plan.on_gpu()).with_context(|| name.clone())?;
+        let place = Place { location, device, on: args.plan.on_gpu() };
+        let session = plan_file::open(&place, plan).with_context(|| name.clone())?;
         anyhow::Ok(Reader::new(session, name, args.decode))
     };
     let mut header = Header::new();

@@ -18,15 +18,16 @@ use table::{Ceilings, Launched, table};
 
 /// Show where a plan's time goes on this machine's GPU, kernel by kernel.
 ///
-/// Each launch is timed alone, after its predecessor has ended; the shares are of the sum of these times. The phase as a whole is
-/// timed too: there launches overlap, so it takes less than the sum. A kernel's floor is the time its bytes and operations would
-/// take at the GPU's ceilings.
+/// Each launch is timed alone, after its predecessor has ended; the shares are of the sum of these times. The phase as
+/// a whole is timed too: there launches overlap, so it takes less than the sum. A kernel's floor is the time its bytes
+/// and operations would take at the GPU's ceilings.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them. Of a plan with a drafter also `draft`: all its steps, one after the other.
+    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them. Of a plan with a drafter also `draft`:
+    /// all its steps, one after the other.
     #[arg(long, default_value = "decode")]
     phase: String,
 
@@ -46,8 +47,9 @@ pub struct Args {
     #[arg(long, value_name = "TFLOP/s", default_value_t = 790.0)]
     ceiling_tflops: f64,
 
-    /// Also show the last layers as their launches overlap: when the blocks of each started, saw that the launch before had ended, and ended. The phase's kernels are compiled anew for it, with stamps in them, so all times
-    /// of this profile are longer, by up to 8 %. Needs NVRTC.
+    /// Also show the last layers as their launches overlap: when the blocks of each started, saw that the launch before
+    /// had ended, and ended. The phase's kernels are compiled anew for it, with stamps in them, so all times of this
+    /// profile are longer, by up to 8 %. Needs NVRTC.
     #[arg(long)]
     chain: bool,
 
@@ -119,7 +121,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A phase by its name, or by the rows it takes: of prefill, where both have as many. All steps of a drafter are one phase, `draft`.
+/// A phase by its name, or by the rows it takes: of prefill, where both have as many. All steps of a drafter are one
+/// phase, `draft`.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
     let drafter = program.drafter.as_ref().filter(|drafter| wanted == "draft" || wanted == drafter.phase.name);
     if let Some(drafter) = drafter {
@@ -169,7 +172,8 @@ fn prepare(session: &mut Session, kind: PhaseKind, rows: u32, depth: u32) -> Res
     Ok(session.wait()?)
 }
 
-/// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a plan.
+/// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a
+/// plan.
 fn seen(program: &Program, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
     let meaning = |node: &u32| program.steps.iter().find(|of| of.output == *node);
     let is_attention = |of: &&Step| matches!(of.op, Op::Attention { .. } | Op::AttentionBefore { .. });
@@ -177,7 +181,7 @@ fn seen(program: &Program, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 
     let cached = attention.map(|of| program.values[of.inputs[1] as usize].kind);
     let Some(Kind::Kv { cache }) = cached.filter(|_| kind == PhaseKind::Decode) else { return 1.0 };
     let context = program.context;
-    let visible = program.caches[cache as usize].window.unwrap_or(context).min(context);
+    let visible = program.caches[cache.index()].window.unwrap_or(context).min(context);
     (depth + 1).min(visible) as f64 / visible as f64
 }
 

@@ -19,7 +19,6 @@ use gemma4c_runtime::Soft;
 use gemma4c_serve::Speech;
 
 use super::Outcome;
-use super::answer::{Reader, Shown};
 use super::batch::{self, Batch, Defaults};
 use super::cached::{ModelArgs, Needs};
 use super::generation::{DraftArg, Generation, PenaltyArgs, SamplingArgs, Unseeded, most_tokens};
@@ -27,6 +26,7 @@ use super::media::{Media, MediaArgs};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::{parse_ids, read_prompt};
 use crate::output::{self, OutputFile};
+use crate::reader::{Reader, Shown};
 use chat::Chat;
 use conversation::Conversation;
 use input::{Input, Lines, Terminal};
@@ -34,24 +34,28 @@ use screen::Screen;
 
 /// Generate text.
 ///
-/// With -p the text is continued as it stands; without it, the text is standard input. With --chat it is a question: the model's own chat template
-/// is put around it, which is what instruction-tuned models need. A chat begins where there is no question: at a terminal with editing and history
-/// (/help lists its commands), else with a question a line. With --file many prompts are answered
-/// together, each as if it were alone. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+/// With -p the text is continued as it stands; without it, the text is standard input. With --chat it is a question:
+/// the model's own chat template is put around it, which is what instruction-tuned models need. A chat begins where
+/// there is no question: at a terminal with editing and history (/help lists its commands), else with a question a
+/// line. With --file many prompts are answered together, each as if it were alone. A GGUF model will do instead of a
+/// plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The text to continue, or with --chat the question; - is standard input [default: standard input, or a chat at a terminal]
+    /// The text to continue, or with --chat the question; - is standard input [default: standard input, or a chat at a
+    /// terminal]
     #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens")]
     prompt: Option<String>,
 
-    /// Token ids to continue instead of a text. Ids are printed, and no token is suppressed. For models without a vocabulary.
+    /// Token ids to continue instead of a text. Ids are printed, and no token is suppressed. For models without a
+    /// vocabulary.
     #[arg(long, value_name = "IDS", conflicts_with_all = ["chat", "system", "thinking", "stop"])]
     tokens: Option<String>,
 
-    /// Tokens to generate at most, -1 for as many as the context has room for; generation ends earlier at a stop token or a full context.
+    /// Tokens to generate at most, -1 for as many as the context has room for; generation ends earlier at a stop token
+    /// or a full context.
     #[arg(short = 'n', long, value_name = "N", default_value = "256", value_parser = most_tokens, allow_negative_numbers = true)]
     max_tokens: u32,
 
@@ -69,8 +73,9 @@ pub struct Args {
     #[command(flatten)]
     penalties: PenaltyArgs,
 
-    /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
-    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
+    /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter
+    /// (compile --draft) where it has one, as far as that pays; off; ngram: by looking the last tokens up in prompt and
+    /// text so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
     #[arg(long, value_name = "auto|off|ngram|N|FILE", default_value = "auto", hide_default_value = true)]
     draft: DraftArg,
 
@@ -82,21 +87,23 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
     system: Option<String>,
 
-    /// Let the model think before it answers, and show its thoughts on standard error. Implies that the text is a question.
+    /// Let the model think before it answers, and show its thoughts on standard error. Implies that the text is a
+    /// question.
     #[arg(long, conflicts_with = "file")]
     thinking: bool,
 
-    /// Print the answer as one JSON object: `tokens`, `text`, `finish_reason`, `seed`, `prompt_tokens`, `timings`; of a chat one a line.
+    /// Print the answer as one JSON object: `tokens`, `text`, `finish_reason`, `seed`, `prompt_tokens`, `timings`; of a
+    /// chat one a line.
     #[arg(long, conflicts_with = "file")]
     json: bool,
 
-    /// Prompts to answer, one JSON object a line, - for standard input: with `prompt`, `messages` or `tokens`, and if wanted `max_tokens`, `temperature`, `top_k`,
-    /// `top_p`, `seed`, `stop`, `ignore_eos`.
+    /// Prompts to answer, one JSON object a line, - for standard input: with `prompt`, `messages` or `tokens`, and if
+    /// wanted `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop`, `ignore_eos`.
     #[arg(long, value_name = "PROMPTS.jsonl", requires = "output", conflicts_with_all = ["prompt", "tokens", "chat"])]
     file: Option<PathBuf>,
 
-    /// Write the answer to this file; - is standard output. With --file: the answers, one line for each prompt in their order; answers that are there
-    /// already are kept.
+    /// Write the answer to this file; - is standard output. With --file: the answers, one line for each prompt in their
+    /// order; answers that are there already are kept.
     #[arg(short, long, value_name = "FILE")]
     output: Option<OutputFile>,
 
@@ -161,7 +168,8 @@ impl Args {
         })
     }
 
-    /// What the flags and standard input ask for. Standard input is read where it is no terminal and no prompt was given, and before anything is loaded.
+    /// What the flags and standard input ask for. Standard input is read where it is no terminal and no prompt was
+    /// given, and before anything is loaded.
     fn task(&self) -> Result<Task> {
         self.engine.refuse_without("--file")?;
         let is_terminal = io::stdin().is_terminal();

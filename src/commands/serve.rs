@@ -15,7 +15,8 @@ use super::Outcome;
 use super::cached::{ModelArgs, Needs};
 use super::generation::DraftArg;
 use super::media;
-use super::plan_file::{EngineArgs, EngineOptions, PlanArgs};
+use super::plan_file::{EngineArgs, PlanArgs};
+use crate::device::EngineOptions;
 use crate::output;
 
 mod log;
@@ -24,14 +25,16 @@ use log::{Log, LogFormat};
 
 /// Serve a plan over HTTP, to clients of OpenAI's API.
 ///
-/// The first line on standard output is the server's address, printed when it is ready. Standard error has a line for each request that has ended.
-/// SIGTERM or Ctrl-C lets running requests finish, and says which; a second one ends at once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+/// The first line on standard output is the server's address, printed when it is ready. Standard error has a line for
+/// each request that has ended. SIGTERM or Ctrl-C lets running requests finish, and says which; a second one ends at
+/// once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The address to listen on, or a name for all of its addresses, such as localhost; 0.0.0.0 for all of this machine's.
+    /// The address to listen on, or a name for all of its addresses, such as localhost; 0.0.0.0 for all of this
+    /// machine's.
     #[arg(long, value_name = "IP|NAME", default_value = "127.0.0.1")]
     host: String,
 
@@ -59,8 +62,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     sequences: Option<u32>,
 
-    /// Guess tokens, which the model then verifies several at once, of all requests together; answers are the same. auto: by the plan's drafter
-    /// (compile --draft) where it has one, as far as that pays; off; ngram: by looking the last tokens up in prompt and answer so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
+    /// Guess tokens, which the model then verifies several at once, of all requests together; answers are the same.
+    /// auto: by the plan's drafter (compile --draft) where it has one, as far as that pays; off; ngram: by looking the
+    /// last tokens up in prompt and answer so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the
+    /// drafter in this file.
     #[arg(long, value_name = "auto|off|ngram|N|FILE", default_value = "auto", hide_default_value = true)]
     draft: DraftArg,
 
@@ -88,21 +93,24 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain: u64,
 
-    /// Seconds that a client may leave its answer unread while other requests wait for their turn; then its own ends. Thirty times as long where none waits.
+    /// Seconds that a client may leave its answer unread while other requests wait for their turn; then its own ends.
+    /// Thirty times as long where none waits.
     #[arg(long, value_name = "S", default_value_t = 10)]
     stall_timeout: u64,
 
-    /// What standard error says of each request when it has ended, without its text: text, json (one object a line) or off. /health, /ping and /metrics are left out
-    /// unless they fail.
+    /// What standard error says of each request when it has ended, without its text: text, json (one object a line) or
+    /// off. /health, /ping and /metrics are left out unless they fail.
     #[arg(long, value_name = "text|json|off", default_value = "text", hide_possible_values = true)]
     log: LogFormat,
 
-    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if that is less]
+    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if
+    /// that is less]
     #[arg(long, value_name = "N", value_parser = media::budget)]
     image_tokens: Option<u32>,
 
-    /// Hosts that pictures and sounds are fetched from, where a request gives a URL: names, *.example.org for all below a domain, * for all. A host that is not listed by its
-    /// own name is fetched from at public addresses alone. [default: none; requests bring files in data URLs]
+    /// Hosts that pictures and sounds are fetched from, where a request gives a URL: names, *.example.org for all below
+    /// a domain, * for all. A host that is not listed by its own name is fetched from at public addresses alone.
+    /// [default: none; requests bring files in data URLs]
     #[arg(long, value_name = "HOST", num_args = 1.., value_delimiter = ',')]
     media_url_allow: Vec<String>,
 
@@ -165,8 +173,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     };
     let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
     let (plan_args, opened) = (args.plan, plan.clone());
-    let (engine, sequences, drafts) = (args.engine, args.sequences, args.draft.for_engine(&plan));
-    let engine = EngineOptions { engine, sequences, snapshots: None, serves: true, suppress, drafts };
+    let (sequences, drafts) = (args.sequences, args.draft.for_engine(&plan));
+    let engine = EngineOptions { gap: args.engine.gap(true), sequences, suppress, drafts, ..args.engine.options() };
     let open = move || plan_args.open_engine(opened, engine);
     let mut printed = Ok(());
     let served = gemma4c_serve::run(&plan, options, open, |address| {

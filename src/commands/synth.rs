@@ -13,8 +13,8 @@ use crate::progress;
 
 /// Write a random model of a real size, or a tiny one, to try things on.
 ///
-/// It has the tensors, types and metadata of a released file of that size; its weights are seeded random numbers, so what it
-/// says is nonsense.
+/// It has the tensors, types and metadata of a released file of that size; its weights are seeded random numbers, so
+/// what it says is nonsense.
 #[derive(clap::Args)]
 pub struct Args {
     /// e2b, e4b, 12b, 26b-a4b, 31b, or tiny-e, tiny-dense, tiny-moe.

@@ -9,8 +9,8 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer, vocab_from_metadata};
 use gemma4c_plan::Vocab;
 
-use super::{Outcome, plan_file};
-use crate::output;
+use super::Outcome;
+use crate::{files, output};
 
 /// Turn text into token ids, or ids into text.
 #[derive(clap::Args)]
@@ -71,9 +71,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// The vocabulary of a model or of a plan.
 fn vocab_of(path: &Path) -> Result<Option<Vocab>> {
-    match plan_file::is_gguf(path)? {
+    match files::is_gguf(path)? {
         true => Ok(vocab_from_metadata(Gguf::open(path)?.metadata())?),
-        false => Ok(plan_file::read(path)?.vocab),
+        false => Ok(files::read_plan(path)?.vocab),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `gemma4c verify`: a plan's result on this machine against the CPU's, step by step.
 //!
-//! A launch computes values of the unfused program, which the CPU computes one by one. So every launch can be judged alone:
-//! its inputs are the CPU's values, and its outputs are compared with the CPU's. Then all of them run on each other's
-//! results, launch by launch and as CUDA graphs. With `--golden` the logits are compared with another program's instead.
+//! A launch computes values of the unfused program, which the CPU computes one by one. So every launch can be judged
+//! alone: its inputs are the CPU's values, and its outputs are compared with the CPU's. Then all of them run on each
+//! other's results, launch by launch and as CUDA graphs. With `--golden` the logits are compared with another program's
+//! instead.
 
 mod company;
 mod compare;
@@ -34,14 +35,15 @@ use walk::{Together, Walk};
 
 /// Tokens of a prompt, where nobody says how many.
 const USUAL: u32 = 24;
-/// Tokens of the longest prompt in company, where nobody says how many.
+/// Tokens of the longest prompt in a batch, where nobody says how many.
 const LONGEST: u32 = 40;
 
 /// Compare what a plan computes on this machine with the CPU, step by step.
 ///
-/// Every prefill phase reads random tokens, and a few more are decoded, one row at a time (for several, see --company). Every launch is first compared alone, with the CPU's
-/// values as its inputs, then all launches together. It is also checked that each launch ran, that the tokens picked are right,
-/// and that CUDA graphs give the same bits as single launches. Of a plan with a drafter, its drafts are compared step by step. Exits with code 1 if anything is off.
+/// Every prefill phase reads random tokens, and a few more are decoded, one row at a time (for several, see --company).
+/// Every launch is first compared alone, with the CPU's values as its inputs, then all launches together. It is also
+/// checked that each launch ran, that the tokens picked are right, and that CUDA graphs give the same bits as single
+/// launches. Of a plan with a drafter, its drafts are compared step by step. Exits with code 1 if anything is off.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -59,7 +61,8 @@ pub struct Args {
     #[arg(long)]
     phase: Option<String>,
 
-    /// Compare logits of sequences computed together, so many at once, with those of each alone: they must be the same bits.
+    /// Compare logits of sequences computed together, so many at once, with those of each alone: they must be the same
+    /// bits.
     #[arg(long, value_name = "N,N...", value_delimiter = ',')]
     company: Vec<u32>,
 

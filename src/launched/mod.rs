@@ -1,8 +1,8 @@
-//! What plans launch: the full sizes lowered without weights, without a GPU and without NVRTC, and every kernel instance that
-//! occurs in them, under the place where it is launched first.
+//! What plans launch: the full sizes lowered without weights, without a GPU and without NVRTC, and every kernel
+//! instance that occurs in them, under the place where it is launched first.
 //!
-//! This list, and no other, is what is snapshotted, compiled for every architecture, checked for spills, shown by `gemma4c kernels` and
-//! timed by `gemma4c kernels --bench`. Kernels that no plan launches (the plain versions that fast ones are held against, the probe of a GPU's
+//! This list, and no other, is what is snapshotted, compiled for every architecture, checked for spills, shown by
+//! `gemma4c kernels` and timed by `gemma4c kernels --bench`. Kernels that no plan launches (the probe of a GPU's
 //! memory) are listed from their cases, and say so.
 
 pub mod recipes;
@@ -10,25 +10,19 @@ pub mod recipes;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{Context, Result};
-use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens, TowerGraph, TowerMedium};
+use gemma4c_codegen::cuda::Lowered;
 use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::kernels::probe;
 use gemma4c_codegen::kernels::product::tiles::product_tiles;
 use gemma4c_codegen::kernels::product::wgmma::product_wgmma;
 use gemma4c_dsl::{Instance, KernelDef};
-use gemma4c_graph::{Graph, NodeId, Op, Weight, WeightId};
-use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, VisionConfig};
-use gemma4c_models::gguf::Header;
-use gemma4c_models::synth;
+use gemma4c_graph::{Graph, Op, Weight, WeightId};
 use gemma4c_plan::Program;
 use gemma4c_plan::cuda::{Argument, CudaStep, LoadPart, Phase, Range};
-use gemma4c_runtime::MOST_DRAFTS;
 use rayon::prelude::*;
 
-use crate::compile::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, drafters_places};
+use crate::pipeline::Declared;
 use recipes::Recipe;
 
 /// A plan without machine code, of a model without weights.
@@ -47,145 +41,18 @@ pub struct Plan {
     pub lowered: Lowered,
 }
 
-/// The drafter of a recipe.
-struct Drafter {
-    /// Over the plan's weights.
-    graph: Graph,
-    meaning: Program,
-    hidden: NodeId,
-    token_order: Vec<u32>,
-}
-
-impl Drafter {
-    /// Declares it, and puts its weights behind the model's.
-    fn declare(
-        recipe: &Recipe,
-        header: &Header,
-        config: &Config,
-        text: &Graph,
-        meaning: &Program,
-        weights: &mut Vec<Weight>,
-    ) -> Result<Drafter> {
-        let file = synth::describe_drafter(recipe.preset, recipe.types.base())?;
-        let own = DrafterConfig::read(&file, header, config)?;
-        let declared = gemma4::drafter(&file, &own, header, config)?;
-        let places = drafters_places(&declared, text, weights.len() as u32)?;
-        let of_model = |(at, _): &(usize, &Weight)| *at != declared.borrowed.0.index();
-        weights.extend(declared.graph.weights.iter().enumerate().filter(of_model).map(|(_, weight)| weight.clone()));
-        let limits = Limits { context: meaning.context, chunk: 1, asked: 1, kv: recipe.kv };
-        let hidden = declared.hidden;
-        let meaning = cpu::lower_beside(&declared.graph, limits, &|weight| places[weight.index()].0, &[hidden])?;
-        let token_order = (0..own.centroids.map_or(0, |_| config.vocab_size)).collect();
-        Ok(Drafter { graph: declared.graph.with_weights(weights, places), meaning, hidden, token_order })
-    }
-}
-
-/// A tower of a recipe.
-struct Tower {
-    /// Over the plan's weights.
-    graph: Graph,
-    meaning: Program,
-    patch_width: u32,
-    medium: TowerMedium,
-}
-
-impl Tower {
-    fn for_gpus(&self) -> TowerGraph<'_> {
-        TowerGraph { graph: &self.graph, meaning: &self.meaning, patch_width: self.patch_width, medium: self.medium }
-    }
-}
-
-/// Declares the towers of a recipe, whose pictures have so many soft tokens at most, and puts their weights behind the model's.
-fn declare_towers(recipe: &Recipe, image_tokens: u32, weights: &mut Vec<Weight>) -> Result<Vec<Tower>> {
-    let file = synth::describe_projector(recipe.preset, DType::BF16)?;
-    let config = VisionConfig::read(&file)?;
-    let pool = config.pool;
-    let vision = gemma4::vision_tower(&file, &config)?.graph;
-    let mut all = vec![(vision, TowerMedium::Picture { pool }, config.patch_width(), image_tokens, pool * pool)];
-    if gemma4::has_audio(&file)? {
-        let config = AudioConfig::read(&file)?;
-        let graph = gemma4::audio_tower(&file, &config)?.graph;
-        let (width, frames) = match config.kind {
-            AudioKind::Conformer { bins, .. } => (bins, 4),
-            AudioKind::Samples { frame } => (frame, 1),
-        };
-        all.push((graph, TowerMedium::Sound { frames }, width, SOFT_OF_SOUND, frames));
-    }
-    let mut towers = Vec::new();
-    for (graph, medium, patch_width, soft, each) in all {
-        let first = weights.len() as u32;
-        let places: Vec<WeightId> = (0..graph.weights.len() as u32).map(|weight| WeightId(first + weight)).collect();
-        weights.extend(graph.weights.iter().cloned());
-        let limits = Limits { context: soft * each, chunk: soft * each, asked: soft, kv: recipe.kv };
-        let meaning = cpu::lower_beside(&graph, limits, &|weight| first + weight.0, &[])?;
-        towers.push(Tower { graph: graph.with_weights(weights, places), meaning, patch_width, medium });
-    }
-    Ok(towers)
-}
-
-/// Soft tokens of the longest sound.
-const SOFT_OF_SOUND: u32 = 750;
-
 impl Plan {
-    /// With the context and the chunk that `gemma4c compile` takes where it is not told otherwise.
     pub fn lower(recipe: Recipe) -> Result<Plan> {
-        Plan::lower_for(recipe, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK)
-    }
-
-    pub fn lower_for(recipe: Recipe, context: u32, chunk: u32) -> Result<Plan> {
-        let header = synth::describe(recipe.preset, recipe.types)?;
-        let config = Config::read(&header)?;
-        let graph = match recipe.image_tokens {
-            0 => gemma4::graph(&header, &config)?,
-            _ => gemma4::graph_with_soft_tokens(&header, &config, 0)?,
-        };
-        let context = context.min(config.context);
-        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1, kv: recipe.kv })?;
-        let options = Options {
-            context,
-            chunk,
-            kv: recipe.kv,
-            sequences: recipe.sequences,
-            verified: if recipe.drafts { MOST_DRAFTS + 1 } else { 1 },
-            snapshots: None,
-            target: recipe.target(),
-            vram: None,
-            disabled: recipe.disabled(),
-        };
-        let mut weights = graph.weights.clone();
-        let drafter = match recipe.drafts {
-            false => None,
-            true => Some(Drafter::declare(&recipe, &header, &config, &graph, &meaning, &mut weights)?),
-        };
-        let towers = match recipe.image_tokens {
-            0 => Vec::new(),
-            most => declare_towers(&recipe, most, &mut weights)?,
-        };
-        let of_towers: Vec<TowerGraph<'_>> = towers.iter().map(Tower::for_gpus).collect();
-        // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
-        let read =
-            |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; weights[id.index()].dim(0) as usize]) };
-        let of_model = drafter.as_ref().map(|drafter| cuda::Drafter {
-            graph: &drafter.graph,
-            meaning: &drafter.meaning,
-            hidden: drafter.hidden,
-            token_order: &drafter.token_order,
-        });
-        let model = cuda::Model {
-            graph: &graph,
-            meaning: &meaning,
-            weights: &weights,
-            soft: SoftTokens { towers: &of_towers, pad: 0 },
-            drafter: of_model,
-        };
-        let lowered = cuda::lower(model, &options, &read).with_context(|| recipe.name())?;
+        let files = recipe.files()?;
+        let declared = Declared::new(&files, &recipe.options).with_context(|| recipe.name())?;
+        let lowered = declared.lower(&recipe.options.gpus[0]).with_context(|| recipe.name())?;
+        let Declared { graph, program: meaning, weights, towers, drafter, .. } = declared;
         let by_name: HashMap<String, WeightId> =
             graph.iter().filter_map(|(id, node)| Some((graph.full_name(id), matrix(node.op)?))).collect();
         let matrices = meaning.values.iter().map(|value| by_name.get(&value.name).copied()).collect();
-        let drafters_values = drafter.map_or(Vec::new(), |drafter| drafter.meaning.values);
-        let drafters_values = drafters_values.into_iter().map(|value| value.name).collect();
-        let names = |tower: &Tower| tower.meaning.values.iter().map(|value| value.name.clone()).collect();
-        let towers_values = towers.iter().map(names).collect();
+        let names = |program: &Program| program.values.iter().map(|value| value.name.clone()).collect();
+        let drafters_values = drafter.map_or(Vec::new(), |drafter| names(&drafter.of_plan.program));
+        let towers_values = towers.iter().map(|tower| names(&tower.program)).collect();
         Ok(Plan { recipe, graph, weights, drafters_values, towers_values, matrices, meaning, lowered })
     }
 
@@ -209,8 +76,8 @@ impl Plan {
         format!("{}, {role}", phase.name)
     }
 
-    /// What a step is, in the words of the model's file: its layer, and the matrices it multiplies by or the table it gathers from,
-    /// else the last value it computes. `None` for a conversion, which stands for no value of its own.
+    /// What a step is, in the words of the model's file: its layer, and the matrices it multiplies by or the table it
+    /// gathers from, else the last value it computes. `None` for a conversion, which stands for no value of its own.
     fn role(&self, step: &CudaStep) -> Option<String> {
         let last = *step.nodes.last()?;
         let names: Vec<&str> = self.matrices_of(step).iter().map(|weight| without_layer(&weight.name)).collect();
@@ -221,8 +88,8 @@ impl Plan {
         Some(layer + &if names.is_empty() { without_layer(value).to_owned() } else { names.join(" + ") })
     }
 
-    /// Every launch with the place where it stands: decode first, then the ladder of prefill, then what is launched while loading and
-    /// after the logits.
+    /// Every launch with the place where it stands: decode first, then the ladder of prefill, then what is launched
+    /// while loading and after the logits.
     fn launches(&self) -> Vec<(String, &Instance)> {
         let program = &self.lowered.program;
         let instance = |kernel: u32| &self.lowered.instances[kernel as usize];
@@ -246,7 +113,7 @@ impl Plan {
             }
         }
         for load in &program.loads {
-            let name = &self.weights[load.weight as usize].name;
+            let name = &self.weights[load.weight.index()].name;
             for part in &load.parts {
                 if let LoadPart::Kernel { kernel, .. } = part {
                     all.push((format!("load of {name}"), instance(*kernel)));
@@ -273,7 +140,7 @@ impl Plan {
             LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => (to.region, to.offset) == (*region, *offset),
         };
         let load = self.lowered.program.loads.iter().find(|load| load.parts.iter().any(starts))?;
-        Some(&self.weights[load.weight as usize].name)
+        Some(&self.weights[load.weight.index()].name)
     }
 
     /// The instances of the plan, each once, under the place of its first launch.
@@ -304,22 +171,12 @@ fn without_layer(name: &str) -> &str {
     rest.strip_suffix(".weight").unwrap_or(rest)
 }
 
-/// Kernels that no plan of the five sizes launches. Most are the plain versions that fast kernels are held against; `read_all` is the
-/// probe of a GPU's memory; `quantise` is for activations that no producer leaves as int8, of which these plans have none.
-pub const WITHOUT_PLAN: [&str; 9] = [
-    "read_all",
-    "quantise",
-    "quantise_plain",
-    "matvec_plain",
-    "argmax_plain",
-    "product_plain",
-    "route_plain",
-    "expert_geglu_plain",
-    "expert_down_plain",
-];
+/// Kernels that no plan of the five sizes launches: `read_all` is the probe of a GPU's memory; `quantise` is for
+/// activations that no producer leaves as int8, of which these plans have none.
+pub const WITHOUT_PLAN: [&str; 2] = ["read_all", "quantise"];
 
-/// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches, what their cases and
-/// `gemma4c kernels --bench` do.
+/// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches,
+/// what their cases and `gemma4c kernels --bench` do.
 pub fn instances(arch: Arch, kernels: &[&'static KernelDef]) -> Result<Vec<NamedInstance>> {
     let is_without = |kernel: &&'static KernelDef| WITHOUT_PLAN.contains(&kernel.name);
     let mut all = if kernels.iter().all(is_without) { Vec::new() } else { launched(arch)? };
@@ -355,7 +212,7 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
         found.add(vec![recipe], |instance| !known.contains(instance.def.name))?;
     }
     let (fast, plain): (Vec<Recipe>, Vec<Recipe>) =
-        recipes::with_towers(arch).into_iter().partition(|recipe| recipe.without.is_empty());
+        recipes::with_towers(arch).into_iter().partition(|recipe| recipe.options.disabled.is_empty());
     let known = kernels(&found);
     let by_warpgroups = [product_wgmma::DEF.name, product_tiles::DEF.name];
     let of_tower = |instance: &Instance| arch.has_wgmma() && by_warpgroups.contains(&instance.def.name);

@@ -1,99 +1,108 @@
 //! Which plans there are to look at: sizes, types, architectures, and what is switched off.
 //!
-//! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the tests' time, so the
-//! five sizes are there in the two commonest types, and every other type is there with experts. E4B stands for the sizes without: in BF16,
-//! and in Q4_K_M, which stands for Q4_K and Q6_K. A rare type is there once more as a file's other type, for tables and per-layer
-//! matrices. Files of mixed types, the types of keys and values, and switched-off passes are there for sizes in which they make a difference.
+//! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the
+//! tests' time, so the five sizes are there in the two commonest types, and every other type is there with experts. E4B
+//! stands for the sizes without: in BF16, and in Q4_K_M, which stands for Q4_K and Q6_K. A rare type is there once more
+//! as a file's other type, for tables and per-layer matrices. Files of mixed types, the types of keys and values, and
+//! switched-off passes are there for sizes in which they make a difference.
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::measured::H200;
 use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target;
-use gemma4c_models::synth::{Preset, Types};
+use gemma4c_models::synth::{self, Preset, SynthError, Types};
 use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::MOST_DRAFTS;
+
+use crate::options::Options;
+use crate::pipeline::{Files, Source};
 
 /// The five sizes.
 pub const SIZES: [Preset; 5] = [Preset::E2b, Preset::E4b, Preset::Dense12b, Preset::Moe26bA4b, Preset::Dense31b];
 /// Types of the common files.
 const COMMON: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K, DType::BF16];
-/// Architectures that a few plans stand for, because compiling takes most of the tests' time. The texts of sm_80 and sm_120a are those of sm_89 but for the shared memory and the clusters that attention
-/// may have, those of sm_100a and sm_103a are sm_90a's without bf16 copies, and sm_89's are sm_90a's but for the products of prompts: what is left to find out is whether they compile, and with which registers.
+/// Architectures that a few plans stand for, because compiling takes most of the tests' time. The texts of sm_80 and
+/// sm_120a are those of sm_89 but for the shared memory and the clusters that attention may have, those of sm_100a and
+/// sm_103a are sm_90a's without bf16 copies, and sm_89's are sm_90a's but for the products of prompts: what is left to
+/// find out is whether they compile, and with which registers.
 pub const FEWEST: [Arch; 5] = [Arch::Sm89, Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
 
-/// One plan: what a user would tell `gemma4c compile`.
+/// One plan: a model that is only described, and what a user would tell `gemma4c compile`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub preset: Preset,
     pub types: Types,
-    pub arch: Arch,
-    pub kv: KvType,
-    /// Sequences at once.
-    pub sequences: u32,
+    /// With the towers of its size.
+    pub has_towers: bool,
     /// With the drafter of its size.
-    pub drafts: bool,
-    /// With the towers of its size, for pictures of so many soft tokens at most; 0 without.
-    pub image_tokens: u32,
-    /// Passes that are switched off.
-    pub without: Vec<&'static str>,
-    /// Passes that must be asked for, and are.
-    pub with: Vec<&'static str>,
+    pub has_drafter: bool,
+    pub options: Options,
 }
 
 impl Recipe {
-    /// For one sequence, with all passes as they are by default.
+    /// For one sequence, with all passes as they are by default, on a GPU with the architecture's limits and the H200's
+    /// SMs, so that architectures share texts where they can.
     pub fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
-        Recipe {
-            preset,
-            types,
-            arch,
-            kv: KvType::F16,
-            sequences: 1,
-            drafts: false,
-            image_tokens: 0,
-            without: Vec::new(),
-            with: Vec::new(),
-        }
+        let gpu = Target::of_arch(arch).with_multiprocessors(H200.multiprocessors);
+        let options = Options { gpus: vec![gpu], ..Options::default() };
+        Recipe { preset, types, has_towers: false, has_drafter: false, options }
     }
 
-    /// All passes that are switched off.
-    pub fn disabled(&self) -> Vec<String> {
-        let names = |of: &[&str]| of.iter().map(|name| name.to_string()).collect::<Vec<_>>();
-        passes::switched_off(&names(&self.without), &names(&self.with))
+    fn with(mut self, change: impl FnOnce(&mut Options)) -> Recipe {
+        change(&mut self.options);
+        self
     }
 
-    /// The GPU it is for: one with the architecture's limits and the H200's SMs, so that architectures share texts where they can.
-    pub fn target(&self) -> Target {
-        Target::of_arch(self.arch).with_multiprocessors(H200.multiprocessors)
+    /// With keys and values of this type.
+    fn with_kv(self, kv: KvType) -> Recipe {
+        self.with(|options| options.kv = kv)
+    }
+
+    /// Without these passes.
+    fn without(self, passes: &[&str]) -> Recipe {
+        Recipe { options: self.options.without(passes), ..self }
     }
 
     /// The same with bf16 copies of the weights.
-    pub fn with_copies(&self) -> Recipe {
-        Recipe { with: vec!["bf16-copies"], ..self.clone() }
+    pub fn with_copies(self) -> Recipe {
+        Recipe { options: self.options.with_copies(), ..self }
+    }
+
+    /// What the model's files would say.
+    pub fn files(&self) -> Result<Files, SynthError> {
+        let projector = self.has_towers.then(|| synth::describe_projector(self.preset, DType::BF16));
+        let drafter = self.has_drafter.then(|| synth::describe_drafter(self.preset, self.types.base()));
+        Ok(Files {
+            text: Source::Described(synth::describe(self.preset, self.types)?),
+            projector: projector.transpose()?.map(Source::Described),
+            drafter: drafter.transpose()?.map(Source::Described),
+        })
     }
 
     /// `e4b q8_0`; what is not a default is said, but for the architecture.
     pub fn name(&self) -> String {
+        let Options { kv, sequences, image_tokens, ref enabled, ref disabled, .. } = self.options;
         let mut name = format!("{} {}", self.preset.name(), self.types.name());
-        if self.kv != KvType::F16 {
-            name += &format!(", {} cache", self.kv.name());
+        if kv != KvType::F16 {
+            name += &format!(", {} cache", kv.name());
         }
-        if self.sequences > 1 {
-            name += &format!(", {} sequences", self.sequences);
+        if sequences > 1 {
+            name += &format!(", {sequences} sequences");
         }
-        if self.drafts {
+        if self.has_drafter {
             name += ", a drafter";
         }
-        if self.image_tokens > 0 {
-            name += &format!(", pictures of {}", self.image_tokens);
+        if self.has_towers {
+            name += &format!(", pictures of {image_tokens}");
         }
-        if !self.with.is_empty() {
-            name += &format!(", {}", self.with.join(", "));
+        if !enabled.is_empty() {
+            name += &format!(", {}", enabled.join(", "));
         }
-        match self.without.len() {
+        match disabled.len() {
             0 => name,
             all if all == every_pass().len() => name + ", no passes",
-            _ => name + ", no " + &self.without.join(", no "),
+            _ => name + ", no " + &disabled.join(", no "),
         }
     }
 }
@@ -115,7 +124,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
         // The commonest of those without wgmma stands for the types that mix, and for keys and values in 8 bits.
         if arch == Arch::Sm89 {
             few.push(of(Preset::E4b, Types::Q4KMixed));
-            few.extend([KvType::Q8_0, KvType::Fp8].map(|kv| Recipe { kv, ..of(Preset::E4b, Types::All(DType::Q4_0)) }));
+            few.extend([KvType::Q8_0, KvType::Fp8].map(|kv| of(Preset::E4b, Types::All(DType::Q4_0)).with_kv(kv)));
         }
         return few;
     }
@@ -138,8 +147,9 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all.extend([Preset::E4b, Preset::Moe26bA4b].map(|preset| of(preset, Types::Q4KMixed)));
     all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
     all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
-    // Of keys and values in other types, E4B, whose layers share them; in 8 bits, which long contexts are for, the largest as well.
-    let with = |kv, size, dtype| Recipe { kv, ..of(size, Types::All(dtype)) };
+    // Of keys and values in other types, E4B, whose layers share them; in 8 bits, which long contexts are for, the
+    // largest as well.
+    let with = |kv, size, dtype| of(size, Types::All(dtype)).with_kv(kv);
     for kv in [KvType::BF16, KvType::F32] {
         all.push(with(kv, Preset::E4b, DType::Q8_0));
     }
@@ -149,12 +159,16 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all
 }
 
-/// Plans for several sequences: what they launch besides are the products of several rows, and gathered experts with a dense half (16 rows at most) and without. Plans with
-/// a drafter: its own kernels, with groups of tokens and without.
+/// Plans for several sequences: what they launch besides are the products of several rows, and gathered experts with a
+/// dense half (16 rows at most) and without. Plans with a drafter: its own kernels, with groups of tokens and without.
 /// Of each, the launches of kernels count that none before it launches.
 pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
-    let of = |sequences, preset| Recipe { sequences, ..Recipe::new(preset, Types::All(DType::Q4_0), arch) };
-    let drafting = |preset, dtype| Recipe { drafts: true, ..Recipe::new(preset, Types::All(dtype), arch) };
+    let recipe = |preset, dtype| Recipe::new(preset, Types::All(dtype), arch);
+    let of = |sequences, preset| recipe(preset, DType::Q4_0).with(|options| options.sequences = sequences);
+    let drafting = |preset, dtype| {
+        let recipe = recipe(preset, dtype).with(|options| options.drafts = Some(MOST_DRAFTS));
+        Recipe { has_drafter: true, ..recipe }
+    };
     vec![
         of(8, Preset::Dense12b),
         of(32, Preset::Moe26bA4b),
@@ -163,13 +177,13 @@ pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
     ]
 }
 
-/// Plans with towers. Of those with all passes the launches of kernels count that no plan of a text launches, and products over bf16 weights; of the others, of kernels that none
-/// before it launches: what fast kernels are held against, and what they fall back to.
+/// Plans with towers. Of those with all passes the launches of kernels count that no plan of a text launches, and
+/// products over bf16 weights; of the others, of kernels that none before it launches: what fast kernels are held
+/// against, and what they fall back to.
 pub fn with_towers(arch: Arch) -> Vec<Recipe> {
-    let of = |preset, image_tokens, without: &[&'static str]| Recipe {
-        image_tokens,
-        without: without.to_vec(),
-        ..Recipe::new(preset, Types::All(DType::Q4_0), arch)
+    let of = |preset, image_tokens, without: &[&str]| {
+        let recipe = Recipe::new(preset, Types::All(DType::Q4_0), arch).without(without);
+        Recipe { has_towers: true, ..recipe.with(|options| options.image_tokens = image_tokens) }
     };
     let mut all = vec![of(Preset::E4b, 1120, &[]), of(Preset::Dense31b, 280, &[]), of(Preset::Dense12b, 280, &[])];
     if !FEWEST.contains(&arch) {
@@ -179,18 +193,17 @@ pub fn with_towers(arch: Arch) -> Vec<Recipe> {
     all
 }
 
-/// Plans with passes switched off, or on that must be asked for: their launches count where no ordinary plan launches the kernel at all.
+/// Plans with passes switched off, or on that must be asked for: their launches count where no ordinary plan launches
+/// the kernel at all.
 pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
-    let of = |preset, dtype, without: &[&'static str]| Recipe {
-        without: without.to_vec(),
-        ..Recipe::new(preset, Types::All(dtype), arch)
-    };
+    let of = |preset, dtype, without: &[&str]| Recipe::new(preset, Types::All(dtype), arch).without(without);
     let mut all = Vec::new();
     if FEWEST.contains(&arch) {
         return all;
     }
     if arch.has_wgmma() {
-        // Their products are the same for every type that weights have in a file, and each type is widened: one size without experts stands for all.
+        // Their products are the same for every type that weights have in a file, and each type is widened: one size
+        // without experts stands for all.
         all.extend(DType::ALL.map(|dtype| of(Preset::E4b, dtype, &[]).with_copies()));
         all.push(of(Preset::Moe26bA4b, DType::Q4_0, &[]).with_copies());
         // Weights of f32 are not decoded on the way: a product by warps.
@@ -199,10 +212,6 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
     // Without rounding anywhere: a product for each type that weights have in a file.
     for dtype in DType::ALL {
         all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));
-    }
-    if arch.has_tma() {
-        let asked = [(Preset::E4b, DType::Q8_0), (Preset::Dense31b, DType::Q4_0)];
-        all.extend(asked.map(|(preset, dtype)| Recipe { with: vec!["persistent"], ..of(preset, dtype, &[]) }));
     }
     for preset in [Preset::E4b, Preset::Moe26bA4b] {
         all.push(of(preset, DType::Q8_0, &["attention-step"]));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use gemma4c_plan::{Drafter, Kind, Medium, Op, Plan, Step};
+use gemma4c_plan::{Drafter, Kind, Medium, Op, Plan, Step, WeightId};
 use serde_json::{Value, json};
 
 use super::facts::CacheFacts;
@@ -48,8 +48,8 @@ pub struct Cost {
 
 impl Cost {
     pub fn of(plan: &Plan, step: &Step) -> Cost {
-        let weight = |index: u32| &plan.weights[index as usize];
-        let all = |index: u32| Cost { bytes: weight(index).bytes, flops: 0 };
+        let weight = |id: WeightId| &plan.weights[id.index()];
+        let all = |id: WeightId| Cost { bytes: weight(id).bytes, flops: 0 };
         match step.op {
             Op::MatMul { weight: w } => {
                 let products = weight(w).dims.iter().fold(2u64, |n, dim| n.saturating_mul(*dim));
@@ -176,18 +176,18 @@ mod tests {
     use std::collections::BTreeMap;
 
     use gemma4c_blocks::DType;
-    use gemma4c_models::gguf::Gguf;
     use gemma4c_models::synth::{self, Preset};
 
     use super::*;
-    use crate::compile::{Options, compile};
+    use crate::options::Options;
+    use crate::pipeline::{Files, compile};
 
     fn tiny(preset: Preset) -> Plan {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("model.gguf");
-        let options = synth::Options::new(preset, DType::Q8_0);
-        synth::write(&options, &path, &|_, _| {}).expect("a model");
-        compile(&Gguf::open(&path).expect("a model"), folder.path(), &Options::default()).expect("a plan")
+        synth::write(&synth::Options::new(preset, DType::Q8_0), &path, &|_, _| {}).expect("a model");
+        let options = Options::default();
+        compile(&Files::open(&path, &options).expect("a model"), folder.path(), &options).expect("a plan")
     }
 
     #[test]
@@ -211,17 +211,17 @@ mod tests {
     #[test]
     fn a_token_reads_the_experts_it_goes_to() {
         let plan = tiny(Preset::TinyMoe);
-        let mut read: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        let mut read: BTreeMap<WeightId, (u64, u64)> = BTreeMap::new();
         for step in &plan.program.steps {
             let Op::ExpertMatMul { weight, .. } = step.op else { continue };
-            let tensor = &plan.weights[weight as usize];
+            let tensor = &plan.weights[weight.index()];
             let chosen = plan.program.values[step.inputs[1] as usize].width as u64;
             let entry = read.entry(weight).or_insert((0, tensor.bytes / tensor.dims[2] * chosen));
             entry.0 += Cost::of(&plan, step).bytes;
         }
         assert!(read.len() >= 2, "gate, up and down of every layer: {read:?}");
         for (weight, (found, expected)) in read {
-            assert_eq!(found, expected, "{}", plan.weights[weight as usize].name);
+            assert_eq!(found, expected, "{}", plan.weights[weight.index()].name);
         }
     }
 }

@@ -269,7 +269,8 @@ fn picks(program: &CudaProgram) -> Option<(&[Launch], &[Launch])> {
     program.phases.first().map(|phase| (&phase.pick_largest[..], &phase.pick_sampled[..]))
 }
 
-/// Differences that no section above covers. Where a section reports other launches, their arguments differ too and are not listed again.
+/// Differences that no section above covers. Where a section reports other launches, their arguments differ too and are
+/// not listed again.
 fn rest(old: &Plan, new: &Plan, phases_reported: bool) -> Vec<String> {
     let (a, b) = (old.cuda.as_ref().map(|c| &c.program), new.cuda.as_ref().map(|c| &c.program));
     let both = a.zip(b);

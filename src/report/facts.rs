@@ -33,8 +33,8 @@ pub struct PhaseFacts<'a> {
 pub struct StepFacts<'a> {
     pub step: &'a CudaStep,
     pub kernel: &'a Kernel,
-    /// The layer it is counted for: that of the last value it computes. A launch that ends one layer and begins the next
-    /// is the next one's; one that only converts belongs to its reader.
+    /// The layer it is counted for: that of the last value it computes. A launch that ends one layer and begins the
+    /// next is the next one's; one that only converts belongs to its reader.
     pub layer: Option<u32>,
     /// The names of the values it computes.
     pub nodes: Vec<&'a str>,

@@ -1,7 +1,8 @@
 //! Names for kernels: short, readable, and one for each.
 //!
-//! A plan has many instances of a kernel, told apart by everything that was chosen for them. A label says the kernel's name
-//! and as few of the choices as tell it from its siblings in this plan: `matvec-K2560-NORMS2`. It is good as a file's name.
+//! A plan has many instances of a kernel, told apart by everything that was chosen for them. A label says the kernel's
+//! name and as few of the choices as tell it from its siblings in this plan: `matvec-K2560-NORMS2`. It is good as a
+//! file's name.
 
 use gemma4c_plan::cuda::Kernel;
 

@@ -1,7 +1,7 @@
 //! Reports on plans and models, for people and for programs: texts, JSON, a page, and the difference of two plans.
 //!
-//! Everything here is derived from a plan or a model file and from nothing else, so that what is shown is what will run.
-//! [`facts`] is the one place where a plan is counted; the others only phrase what it found.
+//! Everything here is derived from a plan or a model file and from nothing else, so that what is shown is what will
+//! run. [`facts`] is the one place where a plan is counted; the others only phrase what it found.
 
 pub mod cpu;
 pub mod diff;

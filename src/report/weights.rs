@@ -84,7 +84,7 @@ pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, WeightForm), u64> {
     let program = facts.program();
     let mut groups = BTreeMap::new();
     for load in &program.loads {
-        let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
+        let group = WeightGroup::of(&facts.plan.weights[load.weight.index()].name);
         for part in &load.parts {
             let (form, to) = match part {
                 LoadPart::Copy { to } if to.region == Region::Host => (WeightForm::OnHost, to),
@@ -106,7 +106,7 @@ pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, WeightForm), u64> {
             }
         };
         if let Some(load) = program.loads.iter().find(|load| load.parts.iter().any(is_source)) {
-            let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
+            let group = WeightGroup::of(&facts.plan.weights[load.weight.index()].name);
             *groups.entry((group, WeightForm::Widened)).or_default() += to.bytes;
         }
     }

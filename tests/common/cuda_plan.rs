@@ -1,11 +1,11 @@
-//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each given group of values, and figures that do not
-//! change with the kernels. It cannot run; it can be inspected and compared.
+//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each given group of values, and figures
+//! that do not change with the kernels. It cannot run; it can be inspected and compared.
 
 use gemma4c_plan::cuda::{
     Argument, BLOCK_ROWS, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvCache, KvLayout, KvType, Launch,
     Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region, StepOutput,
 };
-use gemma4c_plan::{Plan, Target};
+use gemma4c_plan::{Plan, Target, WeightId};
 
 use super::Place;
 
@@ -181,7 +181,7 @@ fn loads(plan: &Plan) -> Vec<Load> {
                 per_block: 256,
             },
         };
-        Load { weight: weight as u32, rows, parts: vec![part] }
+        Load { weight: WeightId(weight as u32), rows, parts: vec![part] }
     };
     plan.weights.iter().enumerate().map(load).collect()
 }

@@ -11,8 +11,8 @@ pub enum Key<'v> {
     Set(Value<'v>),
 }
 
-/// Copies the model at `from` to `to`. `key` decides on each key; `shape` gives each tensor's dimensions, or `None` to leave it
-/// out. A tensor whose shape changes is as many of its first bytes as it then has, and then zeros.
+/// Copies the model at `from` to `to`. `key` decides on each key; `shape` gives each tensor's dimensions, or `None` to
+/// leave it out. A tensor whose shape changes is as many of its first bytes as it then has, and then zeros.
 pub fn rewrite(
     from: &Path,
     to: &Path,

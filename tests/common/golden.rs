@@ -1,10 +1,13 @@
 //! Where the reference data is, and what is in it.
 //!
-//! It is no part of the repository. Where it is, all of it must be: a test that found nothing to compare with would pass. Where it
-//! is not, tests that need it are left out in silence; one test of `tests/it/golden.rs` says so for all of them.
+//! A small part ships with the repository, in `tests/golden/`: a model of each family, so that numbers are checked
+//! anywhere. The whole is not part of the repository. Where it is, all of it must be: a test that found nothing to
+//! compare with would pass. Where it is not, a test that needs more than the part says that it has checked nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+
+use crate::skipped::not_checked;
 
 /// Set to a folder, it is used in place of the one beside the repository.
 pub const VARIABLE: &str = "GEMMA4C_GOLDEN";
@@ -71,8 +74,38 @@ pub fn models() -> Vec<&'static str> {
     [&TEXT[..], &MASSIVE, &TRAINED].concat()
 }
 
-/// The folder, if there is one.
+/// The folder with all of the data. Without one, the test says that it has checked nothing.
 pub fn folder() -> Option<PathBuf> {
+    let folder = whole();
+    if folder.is_none() {
+        not_checked(NEEDS_ALL);
+    }
+    folder
+}
+
+/// The folder with all of the data, or the one that ships with the repository and has a part: ask what it [`has`].
+pub fn some() -> PathBuf {
+    whole().unwrap_or_else(|| repository().join("tests/golden"))
+}
+
+/// Whether [`some`] has a model. Without it, the test says that it has not checked that one.
+pub fn has(name: &str) -> bool {
+    let is_there = some().join(format!("{name}.gguf")).is_file();
+    if !is_there {
+        not_checked(&format!("{name}: {NEEDS_ALL}"));
+    }
+    is_there
+}
+
+/// Those of `names` that [`some`] has.
+pub fn of(names: &[&'static str]) -> Vec<&'static str> {
+    names.iter().copied().filter(|name| has(name)).collect()
+}
+
+const NEEDS_ALL: &str =
+    "there is no reference data in ../shared/golden or $GEMMA4C_GOLDEN, and tests/golden has a part of it";
+
+fn whole() -> Option<PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     FOLDER.get_or_init(find).clone()
 }
@@ -80,7 +113,7 @@ pub fn folder() -> Option<PathBuf> {
 fn find() -> Option<PathBuf> {
     let folder = match std::env::var_os(VARIABLE) {
         Some(given) => PathBuf::from(given),
-        None => Some(beside_the_repository()).filter(|folder| folder.is_dir())?,
+        None => Some(repository().join("../shared/golden")).filter(|folder| folder.is_dir())?,
     };
     let missing: Vec<String> = expected().into_iter().filter(|file| !folder.join(file).is_file()).collect();
     assert!(
@@ -93,10 +126,9 @@ fn find() -> Option<PathBuf> {
 }
 
 /// The repository is the first folder upwards with a lock file: crates of the workspace have none.
-fn beside_the_repository() -> PathBuf {
+fn repository() -> &'static Path {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let repository = above.find(|folder| folder.join("Cargo.lock").is_file()).expect("a Cargo.lock");
-    repository.join("../shared/golden")
+    above.find(|folder| folder.join("Cargo.lock").is_file()).expect("a Cargo.lock")
 }
 
 /// Every file that a test reads.

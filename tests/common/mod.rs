@@ -1,5 +1,5 @@
-//! What the whole-program tests share: a folder to run the real binary in, its results as numbers, the golden files, and one way
-//! to take a snapshot.
+//! What the whole-program tests share: a folder to run the real binary in, its results as numbers, the golden files,
+//! and one way to take a snapshot.
 
 #![allow(dead_code, unused_macros, reason = "every test binary takes in all of this and uses its part")]
 
@@ -47,7 +47,8 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// The binary with these arguments, in this folder. In `line` words are separated by spaces; '…' holds one together.
+    /// The binary with these arguments, in this folder. In `line` words are separated by spaces; '…' holds one
+    /// together.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemma4c"));
         command.args(words(line)).current_dir(self.folder.path()).stdin(Stdio::null());
@@ -66,7 +67,8 @@ impl Place {
         ran.stdout
     }
 
-    /// Runs what must be refused the way everything is: code 2, one message on stderr, nothing on stdout. Returns the message.
+    /// Runs what must be refused the way everything is: code 2, one message on stderr, nothing on stdout. Returns the
+    /// message.
     pub fn refused(&self, line: &str) -> String {
         let ran = self.run(line);
         assert_eq!(ran.code, Some(2), "gemma4c {line}\n{}{}", ran.stdout, ran.stderr);

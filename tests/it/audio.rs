@@ -1,4 +1,5 @@
-//! Sound, from its file to logits: every stage against the reference, other rates and formats, pictures beside it, and what is refused.
+//! Sound, from its file to logits: every stage against the reference, other rates and formats, pictures beside it, and
+//! what is refused.
 
 use std::process::Stdio;
 
@@ -18,7 +19,10 @@ fn off(ours: &[f32], expected: &[f32]) -> f32 {
 
 /// A folder with a plan of the model in it, its files, its sound and its picture.
 fn prepared(family: &str) -> Option<(Place, Tensors)> {
-    let (place, folder) = (Place::new(), golden::folder()?.join("vision"));
+    let (place, folder) = (Place::new(), golden::some().join("vision"));
+    if !golden::has(&format!("vision/v_tiny_{family}")) {
+        return None;
+    }
     for ending in ["gguf", "mmproj.gguf", "png"] {
         std::fs::copy(folder.join(format!("v_tiny_{family}.{ending}")), place.path(&format!("model.{ending}")))
             .unwrap();
@@ -31,7 +35,7 @@ fn prepared(family: &str) -> Option<(Place, Tensors)> {
 #[test]
 fn every_stage_is_the_references() {
     for family in ["e", "u"] {
-        let Some((place, golden)) = prepared(family) else { return };
+        let Some((place, golden)) = prepared(family) else { continue };
         let stages = golden.names().filter(|key| key.starts_with("audio.") && *key != "audio.pcm");
         // Raw frames are the samples themselves, and no value of the tower.
         let stages: Vec<String> =

@@ -1,5 +1,5 @@
-//! `gemma4c run --file`: answers are those of `gemma4c run`, in the prompts' order; a run that was cut goes on; a bad line is named before
-//! anything runs.
+//! `gemma4c run --file`: answers are those of `gemma4c run`, in the prompts' order; a run that was cut goes on; a bad
+//! line is named before anything runs.
 
 use serde_json::{Value, json};
 
@@ -145,7 +145,8 @@ fn files_that_do_not_belong_together_are_refused() {
     assert_eq!(place.read("answers.jsonl"), b"");
 }
 
-/// With other prompts, another plan or other settings an answer is another one: it is neither kept in silence nor replaced.
+/// With other prompts, another plan or other settings an answer is another one: it is neither kept in silence nor
+/// replaced.
 #[test]
 fn answers_are_bound_to_their_questions() {
     let place = place();
@@ -176,7 +177,8 @@ fn answers_are_bound_to_their_questions() {
     assert_eq!(place.ok("run plan.bin --file prompts.jsonl -o -").into_bytes(), place.read("answers.jsonl"));
 }
 
-/// Of a template that knows no messages of tools: results are in the model's turn, and arguments are those that the model wrote.
+/// Of a template that knows no messages of tools: results are in the model's turn, and arguments are those that the
+/// model wrote.
 #[test]
 fn calls_and_results_are_shown_as_the_model_knows_them() {
     let Some(folder) = golden::folder() else { return };

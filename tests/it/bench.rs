@@ -113,7 +113,8 @@ fn a_turn_of_a_chat_reads_the_last_answer_and_what_is_new() {
     assert!(refused("--chat 2 --itl 0").contains("more than 0 is needed"));
 }
 
-/// A text that repeats itself is the answer, whatever a random model picks: most of it is looked up, and what the model picks does not depend on that.
+/// A text that repeats itself is the answer, whatever a random model picks: most of it is looked up, and what the model
+/// picks does not depend on that.
 #[test]
 fn a_text_is_forced_and_looked_up_in_itself() {
     let place = place();

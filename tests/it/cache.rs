@@ -1,4 +1,5 @@
-//! Models that are compiled on the way, and the cache of their plans: found again, made again when damaged, done without where there is no place.
+//! Models that are compiled on the way, and the cache of their plans: found again, made again when damaged, done
+//! without where there is no place.
 
 use std::fs;
 use std::path::PathBuf;

@@ -75,8 +75,8 @@ fn every_type_of_weights_is_read_alike_one_row_at_a_time_and_in_bulk() {
 
 #[test]
 fn golden_prompts_beyond_their_windows_too() {
-    let Some(folder) = golden::folder() else { return };
-    for name in ["d_tiny_q4_k_m_lq", "e_tiny_q4_0_lq", "m_tiny_q8_0"] {
+    let folder = golden::some();
+    for name in golden::of(&["d_tiny_q4_k_m_lq", "e_tiny_q4_0_lq", "m_tiny_q4_0"]) {
         let place = Place::new();
         place.ok(&format!("compile '{}' -o plan.bin --chunk 24", folder.join(format!("{name}.gguf")).display()));
         let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));

@@ -2,18 +2,17 @@
 //!
 //! The models are headers whose weights are a hole on the disk. Most of it needs no kernel's machine code.
 
-use std::io::Write;
-
 use crate::common::Place;
-use crate::common::lowered::{self, LowerOptions, header};
+use crate::common::lowered::{self, Options, header};
+use crate::support;
 use gemma4c_blocks::DType;
-use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::synth::Preset;
+use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, Range};
 use serde_json::Value;
 
 /// `inspect --json` of the plan of a full size.
-fn inspected(place: &Place, preset: Preset, dtype: DType, options: &LowerOptions) -> Value {
+fn inspected(place: &Place, preset: Preset, dtype: DType, options: &Options) -> Value {
     let model = place.path("model.gguf");
     header(&model, preset, dtype);
     let plan = lowered::plan(&model, options);
@@ -25,7 +24,8 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
 }
 
-/// Gate and up leave the outputs behind the last full round of groups as floats; down finds all four parts where they were left.
+/// Gate and up leave the outputs behind the last full round of groups as floats; down finds all four parts where they
+/// were left.
 #[test]
 fn spread_outputs_are_read_where_they_were_left() {
     let place = Place::new();
@@ -34,7 +34,7 @@ fn spread_outputs_are_read_where_they_were_left() {
         [(Preset::E4b, DType::Q8_0, 10_240, 1792, 42), (Preset::Dense31b, DType::Q4_0, 21_504, 384, 60)]
     {
         header(&model, preset, dtype);
-        let decode = lowered::plan(&model, &LowerOptions::default()).cuda.expect("a GPU plan").program.phases.remove(0);
+        let decode = lowered::plan(&model, &Options::default()).cuda.expect("a GPU plan").program.phases.remove(0);
         let mixed = |step: &CudaStep| {
             step.outputs.iter().find_map(|output| match output.form {
                 Form::Mixed { loose } => Some((loose, output.place)),
@@ -74,7 +74,7 @@ fn decode_keeps_its_budget_of_launches() {
         // One launch more: the router between attention and the mixture.
         (Preset::Moe26bA4b, DType::Q4_0, 6, 6),
     ] {
-        let plan = inspected(&place, preset, dtype, &LowerOptions::default());
+        let plan = inspected(&place, preset, dtype, &Options::default());
         let decode = &plan["phases"][0];
         assert_eq!(decode["name"], "decode");
         let (most, around) = (number(decode, "launches_per_layer"), number(decode, "launches_outside_layers"));
@@ -84,12 +84,13 @@ fn decode_keeps_its_budget_of_launches() {
     }
 }
 
-/// A prompt's rows read an expert once, however many chose it; where copies are asked for, its own are the first that a budget leaves out.
+/// A prompt's rows read an expert once, however many chose it; where copies are asked for, its own are the first that a
+/// budget leaves out.
 #[test]
 fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     let place = Place::new();
     let plan = |vram| {
-        let options = LowerOptions { vram, ..LowerOptions::default() }.with_copies();
+        let options = Options { vram, ..Options::default() }.with_copies();
         inspected(&place, Preset::Moe26bA4b, DType::Q4_0, &options)
     };
     let prefill = |plan: &Value| plan["phases"].as_array().expect("phases").last().expect("a phase").clone();
@@ -106,7 +107,8 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(copied(&all, "blk.0.experts.down") && copied(&all, "blk.0.gated.out"));
     let fewer = plan(Some(device(&all) - 1));
     assert!(!copied(&fewer, "blk.0.experts.down") && copied(&fewer, "blk.0.gated.out"));
-    // Then no copy is kept: weights are widened for one product after another, in the memory of two of them, as long as that fits.
+    // Then no copy is kept: weights are widened for one product after another, in the memory of two of them, as long as
+    // that fits.
     let passing = plan(Some(device(&fewer) - 1));
     assert!(!copied(&passing, "blk.0.experts.down") && copied(&passing, "blk.0.gated.out"));
     let none = plan(Some(device(&passing) - 1));
@@ -116,8 +118,8 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     let refusals = &none["passes"].as_array().expect("passes").iter().find(|pass| pass["name"] == "widened-weights");
     let reason = refusals.map(|pass| pass["refused"][0]["reason"].clone());
     assert_eq!(reason, Some(Value::from("the budget of memory has no room for it")));
-    // 128 experts, of which each row goes to 8: gate, up and down of 704 x 2816 values, of 4.5 bits in the file. The last of the
-    // 30 layers works on the asked row alone.
+    // 128 experts, of which each row goes to 8: gate, up and down of 704 x 2816 values, of 4.5 bits in the file. The
+    // last of the 30 layers works on the asked row alone.
     let values = 29 * 128 * 3 * 704 * 2816;
     assert!(device(&all) - device(&fewer) > values * 2 - (1 << 30));
     let (bytes, weights) = (number(&prefill(&none), "bytes_read"), number(&none["memory"], "weights"));
@@ -130,7 +132,7 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
 fn sequences_come_before_copies_and_blocks_fill_the_budget() {
     let place = Place::new();
     let plan = |sequences, vram| {
-        let options = LowerOptions { sequences, snapshots: Some(2), vram, ..LowerOptions::default() }.with_copies();
+        let options = Options { sequences, snapshots: Some(2), vram, ..Options::default() }.with_copies();
         inspected(&place, Preset::Dense12b, DType::Q4_0, &options)
     };
     let device = |plan: &Value| number(&plan["memory"], "device");
@@ -169,8 +171,8 @@ fn sequences_come_before_copies_and_blocks_fill_the_budget() {
 fn prefill_leaves_dead_rows_out() {
     let place = Place::new();
     for (preset, own_keys, percent) in [(Preset::E4b, 24, 58.0), (Preset::E2b, 15, 30.0)] {
-        let plan = inspected(&place, preset, DType::Q8_0, &LowerOptions::default());
-        let full = inspected(&place, preset, DType::Q8_0, &LowerOptions::default().without(&["dead-rows"]));
+        let plan = inspected(&place, preset, DType::Q8_0, &Options::default());
+        let full = inspected(&place, preset, DType::Q8_0, &Options::default().without(&["dead-rows"]));
         let phases = |plan: &Value| plan["phases"].as_array().expect("phases").clone();
         for (phase, full) in phases(&plan).iter().zip(&phases(&full)).skip(1) {
             let steps = phase["steps"].as_array().expect("steps");
@@ -190,17 +192,17 @@ fn prefill_leaves_dead_rows_out() {
     }
 }
 
-/// Bytes as the README has them.
+/// Bytes as the pages have them.
 fn gigabytes(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / 1e9)
 }
 
-/// What a plan takes is known before a GPU is seen, and the README says it: its table is what the compiler says today. What a sliding
-/// layer costs follows from its window, not from the context.
+/// What a plan takes is known before a GPU is seen, and docs/compile.md says it: its table is what the compiler says
+/// today. What a sliding layer costs follows from its window, not from the context.
 #[test]
-fn the_readme_tells_the_memory_of_full_sizes() {
+fn the_pages_tell_the_memory_of_full_sizes() {
     let place = Place::new();
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+    let page = include_str!("../../docs/compile.md");
     let mut rows = Vec::new();
     for (preset, dtype, name, longest) in [
         (Preset::E4b, DType::Q8_0, "E4B Q8_0", 131_072),
@@ -210,7 +212,7 @@ fn the_readme_tells_the_memory_of_full_sizes() {
     ] {
         let mut shortest: Option<Vec<(bool, u64)>> = None;
         for context in [4096, 32_768, longest] {
-            let options = LowerOptions { context: Some(context), ..LowerOptions::default() };
+            let options = Options { context: Some(context), ..Options::default() };
             let plan = inspected(&place, preset, dtype, &options);
             let bytes = |part: &str| gigabytes(number(&plan["memory"], part));
             let parts = ["weights", "kv", "arena", "host", "total"].map(bytes).join(" | ");
@@ -228,65 +230,82 @@ fn the_readme_tells_the_memory_of_full_sizes() {
             assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
         }
         // Copies lie behind all that is loaded, so that a plan with its weights has none of them in its file.
-        let options = LowerOptions { context: Some(4096), ..LowerOptions::default() };
-        let program = |options: &LowerOptions| {
-            lowered::plan(&place.path("model.gguf"), options).cuda.expect("a GPU plan").program
-        };
+        let options = Options { context: Some(4096), ..Options::default() };
+        let program =
+            |options: &Options| lowered::plan(&place.path("model.gguf"), options).cuda.expect("a GPU plan").program;
         let without_copies = program(&options).memory.weights;
         let with_copies = program(&options.with_copies());
         assert!(with_copies.memory.weights > without_copies, "{name}: there are copies");
         assert!(with_copies.loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
-        // Two rings, one of them for a snapshot, of a window of 1024 and a block; 8 heads of 256, keys and values, two bytes each.
+        // Two rings, one of them for a snapshot, of a window of 1024 and a block; 8 heads of 256, keys and values, two
+        // bytes each.
         if preset == Preset::Dense12b {
             let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;
             assert_eq!(of_a_window, 2 * (1024 + 256) * 8 * 256 * 2 * 2);
         }
     }
-    let missing: Vec<&String> = rows.iter().filter(|row| !readme.lines().any(|line| line == *row)).collect();
-    assert!(missing.is_empty(), "The README's table of memory says otherwise. It should be\n{}", rows.join("\n"));
+    let missing: Vec<&String> = rows.iter().filter(|row| !page.lines().any(|line| line == *row)).collect();
+    assert!(
+        missing.is_empty(),
+        "The table of memory in docs/compile.md says otherwise. It should be\n{}",
+        rows.join("\n")
+    );
 }
 
-/// What a command took: seconds, and the most memory it had at a time.
+/// The most memory a command had at a time, in bytes.
 #[cfg(target_os = "linux")]
-fn measured(place: &Place, line: &str) -> (f32, u64) {
+fn peak_memory(place: &Place, line: &str) -> u64 {
     use std::process::Stdio;
-    use std::time::{Duration, Instant};
     let mut command = place.command(line);
     command.stdout(Stdio::null()).stderr(Stdio::null()).env("GEMMA4C_CACHE", place.path("cache"));
-    let started = Instant::now();
     let mut child = command.spawn().expect("the binary starts");
     let mut most = 0;
     loop {
         let ended = child.try_wait().expect("a child");
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let peak =
+        let peak: Option<u64> =
             status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
         most = most.max(peak.unwrap_or(0) * 1024);
         if let Some(status) = ended {
             assert!(status.success(), "gemma4c {line}");
-            return (started.elapsed().as_secs_f32(), most);
+            return most;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
 
-/// Kernels and all: in little time once they are known, in little memory, and to the same bytes. The bounds on time leave room for
-/// a machine that does other things as well: alone, two cores take a third of a minute, and half a second.
+/// Kernels and all. How long it takes is a benchmark's business.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_largest_size_compiles_in_little_time_and_memory_and_to_the_same_bytes() {
-    if let Err(error) = Toolchain::find() {
-        assert!(std::env::var_os("CI").is_none(), "NVRTC must be here.\n{error}");
-        writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
+fn the_largest_size_compiles_in_little_memory() {
+    if support::toolchain().is_none() {
         return;
     }
     let place = Place::new();
     header(&place.path("model.gguf"), Preset::Dense31b, DType::Q4_0);
-    let compile = |plan: &str| measured(&place, &format!("compile model.gguf -o {plan} --target cuda --arch sm_90a"));
-    let ((cold, cold_bytes), (warm, warm_bytes)) = (compile("once.bin"), compile("again.bin"));
-    let most = cold_bytes.max(warm_bytes);
-    eprintln!("{cold:.1} s, then {warm:.1} s, {} MB", most / 1_000_000);
-    assert!(place.read("once.bin") == place.read("again.bin"), "other bytes");
-    assert!(cold < 240.0 && warm < 20.0, "{cold} s, then {warm} s");
+    let most = peak_memory(&place, "compile model.gguf -o plan.bin --target cuda --arch sm_90a");
     assert!((1..1_000_000_000).contains(&most), "{most} bytes");
+}
+
+/// Each compile has a cache of its own, so the second finds nothing of the first. NVRTC 13.0 does not always choose the
+/// same instructions for one text (docs/ledger.md), so the machine code is left out; whatever else is in the plan is
+/// ours.
+#[test]
+fn two_compiles_that_share_nothing_differ_in_nothing_but_machine_code() {
+    if support::toolchain().is_none() {
+        return;
+    }
+    let place = Place::new();
+    place.ok("synth tiny-moe -q q4_0 -o model.gguf");
+    let compile = |cache: &str, plan: &str| {
+        let line = format!("compile model.gguf -o {plan} --target cuda --arch sm_90a --ctx 256 --chunk 64");
+        let ran = place.command(&line).env("GEMMA4C_CACHE", place.path(cache)).output().expect("it runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let mut plan = Plan::from_bytes(&place.read(plan)).expect("a plan");
+        let program = plan.cuda.as_mut().expect("a program for a GPU");
+        let code: usize = program.code.iter_mut().map(|code| std::mem::take(&mut code.image.0).len()).sum();
+        assert!(code > 0, "no machine code");
+        plan
+    };
+    assert!(compile("one", "one.bin") == compile("other", "other.bin"), "the plans differ");
 }

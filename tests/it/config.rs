@@ -1,6 +1,7 @@
 //! What is read from a model file: the configs of the five sizes, and the graphs and plans that follow from them.
 //!
-//! The files are headers: a synthetic model with every key and tensor of its size, whose weights are a hole on the disk.
+//! The files are headers: a synthetic model with every key and tensor of its size, whose weights are a hole on the
+//! disk.
 
 use std::fmt::Write;
 

@@ -92,7 +92,8 @@ fn what_cannot_be_done_is_said_before_a_word_is_written() {
     assert!(refused.contains("cannot write taken/plan.bin: it is there, and not a regular file"), "{refused}");
 }
 
-/// Of what the drafter guesses, three tokens a round, the share that is right where the model always takes its best token. On a CPU it is the same everywhere.
+/// Of what the drafter guesses, three tokens a round, the share that is right where the model always takes its best
+/// token. On a CPU it is the same everywhere.
 #[test]
 fn half_of_the_drafts_are_right_and_change_nothing() {
     let place = Place::new();

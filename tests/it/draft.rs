@@ -1,4 +1,5 @@
-//! Drafters against the reference: every step's logits and hidden states, which drafts are accepted, and files that do not fit.
+//! Drafters against the reference: every step's logits and hidden states, which drafts are accepted, and files that do
+//! not fit.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -6,7 +7,9 @@ use std::path::Path;
 use crate::common::gguf::{Key, rewrite};
 use crate::common::{Place, Tensors, golden, ids};
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::{Asked, Counts, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{
+    Asked, Counts, DraftSource, ModelLocation, Request, RuntimeError, Sampler, Session, Speculation,
+};
 
 /// Largest absolute differences behind our own target, as the data's description gives them.
 const LOGITS: f32 = 3e-4;
@@ -136,7 +139,8 @@ fn a_drafter_without_its_centroids_scores_every_token() {
     check_steps(&mut session(&place), &golden, "full", drafter);
 }
 
-/// Drafts at every position of a text that is decoded token by token, past the windows; and the rounds of a speculation.
+/// Drafts at every position of a text that is decoded token by token, past the windows; and the rounds of a
+/// speculation.
 #[test]
 fn drafts_along_a_text_are_the_references() {
     let Some(folder) = golden::folder() else { return };
@@ -156,7 +160,7 @@ fn drafts_along_a_text_are_the_references() {
         assert_eq!(all, expected, "{drafter}: the sweep");
 
         ours.reset();
-        let mut speculation = Speculation::new(Source::Drafter, Some(STEPS as u32));
+        let mut speculation = Speculation::new(DraftSource::Drafter, Some(STEPS as u32));
         let mut sampler = Sampler::new(Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 }, 0, Vec::new()).unwrap();
         let request = Request { prompt: &prompt, most: greedy.len() as u32, stop: &[] };
         let mut text = Vec::new();

@@ -1,4 +1,5 @@
-//! Drafts in batches on the CPU: the tokens and the bits of the logits are those of decoding one by one, whatever was guessed and whoever is beside.
+//! Drafts in batches on the CPU: the tokens and the bits of the logits are those of decoding one by one, whatever was
+//! guessed and whoever is beside.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +45,8 @@ fn same(ours: &[Answer], expected: &[Answer], what: &str) {
     }
 }
 
-/// A drafter's tokens, greedy and with fifty seeds: after the reference's prompt, where they are often right, and in company.
+/// A drafter's tokens, greedy and with fifty seeds: after the reference's prompt, where they are often right, and in a
+/// batch.
 #[test]
 fn a_drafter_changes_no_bit_of_a_batch() {
     let Some(folder) = golden::folder() else { return };
@@ -73,8 +75,8 @@ fn a_drafter_changes_no_bit_of_a_batch() {
     }
 }
 
-/// Every pattern of seven right and wrong drafts, over and over, past the windows, eight sequences at once: beside each others of other patterns, and one in eight
-/// for which nothing is guessed.
+/// Every pattern of seven right and wrong drafts, over and over, past the windows, eight sequences at once: beside each
+/// others of other patterns, and one in eight for which nothing is guessed.
 #[test]
 fn every_pattern_of_drafts_in_a_batch_gives_the_same_text() {
     const PATTERNS: u32 = 1 << 7;

@@ -1,7 +1,8 @@
-//! The edges between the launches of plans: they cover what launches do to memory, and a plan that lacks one is refused.
+//! The edges between the launches of plans: they cover what launches do to memory, and a plan that lacks one is
+//! refused.
 
 use crate::common::Place;
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use gemma4c::launched::Plan;
 use gemma4c::launched::recipes::{of_types, with_passes_off};
 use gemma4c_blocks::DType;
@@ -77,7 +78,7 @@ fn what_is_read_early_is_never_written() {
 fn a_plan_that_lacks_an_edge_is_refused() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q8_0 -o model.gguf");
-    let options = LowerOptions { context: Some(64), chunk: Some(32), ..LowerOptions::default() };
+    let options = Options { context: Some(64), chunk: Some(32), ..Options::default() };
     let plan = lowered::plan(&place.path("model.gguf"), &options);
     let with = |edit: &dyn Fn(&mut CudaProgram)| {
         let mut plan = plan.clone();
@@ -104,12 +105,13 @@ fn a_plan_that_lacks_an_edge_is_refused() {
     assert_eq!(lacking.unwrap_err(), PlanError::Invalid(expected.into()));
 }
 
-/// Weights are widened beside the chain, into two places that take turns. The plan says so, and without one of these edges it is none.
+/// Weights are widened beside the chain, into two places that take turns. The plan says so, and without one of these
+/// edges it is none.
 #[test]
 fn a_product_waits_for_the_launch_that_widens_its_weights() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
-    let options = LowerOptions { context: Some(256), chunk: Some(256), ..LowerOptions::default() };
+    let options = Options { context: Some(256), chunk: Some(256), ..Options::default() };
     let gpu = [Target::of_arch(Arch::Sm90a).with_multiprocessors(1)];
     let plan = lowered::plan_for(&place.path("model.gguf"), &options, &gpu);
     let program = &plan.cuda.as_ref().expect("a GPU plan").program;

@@ -1,13 +1,16 @@
 //! Plans that have their weights with them: one file that runs alone, whose weights are those of the model to the bit.
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, without_numbers};
-use gemma4c::{compile, embed};
+use gemma4c::embed;
+use gemma4c::pipeline::{Declared, Files};
+use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cuda::image::write_region;
 use gemma4c_codegen::cuda::simulate::Simulator;
+use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::cuda::{Argument, Launch, Range, Region};
-use gemma4c_plan::{Plan, START, own_bytes};
+use gemma4c_plan::{Plan, START, WeightId, own_bytes};
 use gemma4c_runtime::{ModelLocation, RuntimeError, Session};
 
 /// A place with a tiny model and its plan for the CPU, with weights and without.
@@ -19,24 +22,24 @@ fn for_the_cpu(preset: &str, dtype: &str) -> Place {
     place
 }
 
-/// A place with a tiny model and its plan for GPUs, `plan.bin`, and with weights, `whole.bin`. Neither has machine code.
-fn for_gpus(preset: &str, dtype: &str, options: &LowerOptions) -> Place {
+/// A place with a tiny model and its plan for GPUs, `plan.bin`, and with weights, `whole.bin`. Neither has machine
+/// code.
+fn for_gpus(preset: &str, dtype: &str, options: &Options) -> Place {
     let place = Place::new();
     place.ok(&format!("synth {preset} -q {dtype} -o model.gguf"));
     let mut plan = lowered::plan(&place.path("model.gguf"), options);
     place.write("plan.bin", plan.to_bytes().unwrap());
     let model = Gguf::open(place.path("model.gguf")).unwrap();
     let mut progress = (0, 0);
-    let bytes = embed::write(&mut plan, &[&model], &place.path("whole.bin").into(), &mut |done, total| {
-        progress = (done, total)
-    });
+    let bytes =
+        embed::write(&mut plan, &[&model], &place.path("whole.bin"), &mut |done, total| progress = (done, total));
     assert_eq!(bytes.unwrap(), std::fs::metadata(place.path("whole.bin")).unwrap().len());
     assert!(progress.0 == progress.1 && progress.1 > 0, "{progress:?}");
     place
 }
 
-fn short() -> LowerOptions {
-    LowerOptions { context: Some(64), chunk: Some(32), ..LowerOptions::default() }
+fn short() -> Options {
+    Options { context: Some(64), chunk: Some(32), ..Options::default() }
 }
 
 #[test]
@@ -77,27 +80,13 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
         ));
         let model = Gguf::open(place.path("model.gguf")).unwrap();
         let plan = lowered::plan(&place.path("model.gguf"), &short());
-        let h200 = gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a);
-        let cuda = compile::CudaOptions {
-            verified: 1,
-            targets: vec![h200.clone()],
-            kv: gemma4c_plan::cuda::KvType::F16,
-            // The per-layer table goes to the host's memory.
-            sequences: 1,
-            snapshots: None,
-            vram: (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1),
-            disabled: vec![],
-        };
-        let (lowered, _) = compile::lower_again(
-            &plan,
-            compile::Files { file: &model, projector: None, drafter: None },
-            &cuda,
-            &h200,
-            32,
-        )
-        .unwrap();
+        // The per-layer table goes to the host's memory.
+        let vram = (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1);
+        let options = Options { vram, gpus: vec![Gpu::of_arch(Arch::Sm90a)], ..short() }.with_copies();
+        let files = Files::open(&place.path("model.gguf"), &options).unwrap();
+        let lowered = Declared::new(&files, &options).unwrap().lower(&options.gpus[0]).unwrap();
         let program = lowered.program.clone();
-        let tensor = |weight: u32| model.data(model.tensor(&plan.weights[weight as usize].name).unwrap());
+        let tensor = |weight: WeightId| model.data(model.tensor(&plan.weights[weight.index()].name).unwrap());
         let mut simulator = Simulator::new(&program, lowered.instances);
         simulator.load(&program, tensor).unwrap();
         for region in [Region::Weights, Region::Host] {

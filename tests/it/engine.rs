@@ -1,4 +1,4 @@
-//! Sequences in company on the CPU: every row of logits is, to the bit, what its request gets alone.
+//! Sequences in a batch on the CPU: every row of logits is, to the bit, what its request gets alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -163,7 +163,8 @@ fn an_engine_gives_the_bits_of_a_session() {
     }
 }
 
-/// A snapshot at every place of a prompt, around the windows' and the blocks' edges; from each the prompt goes on with the same bits.
+/// A snapshot at every place of a prompt, around the windows' and the blocks' edges; from each the prompt goes on with
+/// the same bits.
 #[test]
 fn a_prefix_hit_changes_no_bit() {
     let place = place("tiny-e");

@@ -1,10 +1,10 @@
-//! Pictures and sounds through the engine: every token and every bit of its logits is what a session has, alone, beside other requests, and from a kept prefix.
+//! Pictures and sounds through the engine: every token and every bit of its logits is what a session has, alone, beside
+//! other requests, and from a kept prefix.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::media::{Cut, decode, decode_sound, frames};
 use gemma4c_plan::{Medium, Plan};
 use gemma4c_runtime::engine::{
@@ -13,6 +13,7 @@ use gemma4c_runtime::engine::{
 use gemma4c_runtime::{Asked, ModelLocation, Patches, Session, argmax};
 
 use crate::common::{Place, Tensors, golden, random_tokens};
+use crate::support;
 
 /// Tokens and the bits of the logits each was picked from.
 type Answer = Vec<(u32, Vec<u32>)>;
@@ -159,8 +160,7 @@ fn the_engine_answers_media_as_a_session_does() {
 #[test]
 fn a_simulated_gpu_answers_pictures_beside_text() {
     let Some(folder) = golden::folder() else { return };
-    if Toolchain::find().is_err() {
-        eprintln!("skipped: there is no NVRTC to compile a plan for a GPU");
+    if support::toolchain().is_none() {
         return;
     }
     let folder = folder.join("vision");

@@ -1,5 +1,5 @@
-//! Everything that typically goes wrong, through the real program: each fault ends with code 2, nothing on stdout and one
-//! message, and the messages are a snapshot, because they are what a person has to go by.
+//! Everything that typically goes wrong, through the real program: each fault ends with code 2, nothing on stdout and
+//! one message, and the messages are a snapshot, because they are what a person has to go by.
 
 use crate::common::Place;
 use crate::common::gguf::{Key, rewrite, same};

@@ -1,5 +1,6 @@
-//! The way from a model file to a plan, with metadata and tensor tables that lie: no panic, no hang, and no more memory than
-//! the file's size and 64 MB. That the file is well-formed as a GGUF is another test's business; here it always is.
+//! The way from a model file to a plan, with metadata and tensor tables that lie: no panic, no hang, and no more memory
+//! than the file's size and 64 MB. That the file is well-formed as a GGUF is another test's business; here it always
+//! is.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

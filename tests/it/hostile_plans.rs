@@ -1,14 +1,14 @@
 //! A plan that passes its checks can be run, whoever wrote it.
 //!
-//! Real plans are changed at random, number by number and part by part. Most changes are refused; what is accepted is opened
-//! and fed, and must compute something, however senseless, without a panic.
+//! Real plans are changed at random, number by number and part by part. Most changes are refused; what is accepted is
+//! opened and fed, and must compute something, however senseless, without a panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{Place, Random, golden};
 use gemma4c_blocks::DType;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
-use gemma4c_plan::{Kind, Medium, Op, Plan, RowCount};
+use gemma4c_plan::{Attribute, CacheId, Kind, Medium, Op, Plan, RowCount, WeightId};
 use gemma4c_runtime::{Asked, ModelLocation, Patches, Session};
 
 /// A number near `n`, or one that breaks arithmetic done on trust.
@@ -95,7 +95,12 @@ fn mutate(plan: &mut Plan, random: &mut Random) {
             value.rows = rows[random.below(4) as usize];
         }
         13 => {
-            let kinds = [Kind::Tokens, Kind::Kv { cache: 0 }, Kind::Routing { experts: 8 }, Kind::Floats { offset: 0 }];
+            let kinds = [
+                Kind::Tokens,
+                Kind::Kv { cache: CacheId(0) },
+                Kind::Routing { experts: 8 },
+                Kind::Floats { offset: 0 },
+            ];
             pick(random, &mut program.values).kind = kinds[random.below(4) as usize];
         }
         14 => {
@@ -142,68 +147,28 @@ fn mutate(plan: &mut Plan, random: &mut Random) {
     }
 }
 
+/// Changes an attribute of an operation, or one that has none to another such.
 fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
-    let other_weight = random.below(weights + 1) as u32;
-    match op {
-        Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
-        Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
-        Op::TokenMatMul { weight } | Op::CausalConv { weight } => *weight = other_weight,
-        Op::HalvingConv { weight, channels: number } | Op::NearAttention { weight, reach: number, .. } => {
-            match random.below(2) {
-                0 => *weight = other_weight,
-                _ => *number = another(random, *number),
-            }
-        }
-        Op::SubMean { group } => *group = another(random, *group),
-        Op::Hidden { width: number } | Op::Candidates { each: number } => *number = another(random, *number),
-        Op::AddConstant { term } => *term = another_f32(random),
-        Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
-            *number = another(random, *number);
-        }
-        Op::GatherText { table, pad: number } | Op::AxisRows { table, axis: number } => match random.below(2) {
-            0 => *table = other_weight,
-            _ => *number = another(random, *number),
-        },
-        Op::GridRope { head_dim, base } => match random.below(2) {
-            0 => *head_dim = another(random, *head_dim),
-            _ => *base = another_f32(random),
-        },
-        Op::Columns { first, len } | Op::ExpertMatMul { first, len, .. } => {
-            let number = if random.below(2) == 0 { first } else { len };
-            *number = another(random, *number);
-        }
-        Op::RmsNorm { weight, group, eps } => match random.below(3) {
-            0 => *weight = [None, Some(other_weight)][random.below(2) as usize],
-            1 => *group = another(random, *group),
-            _ => *eps = another_f32(random),
-        },
-        Op::Route { top_k } => *top_k = another(random, *top_k),
-        Op::ExpertSum { scale } => *scale = [None, Some(other_weight)][random.below(2) as usize],
-        Op::Scale { factor } => *factor = another_f32(random),
-        Op::Softcap { cap } => *cap = another_f32(random),
-        Op::Rope { head_dim, base, factors } => match random.below(3) {
-            0 => *head_dim = another(random, *head_dim),
-            1 => *base = another_f32(random),
-            _ => *factors = [None, Some(other_weight)][random.below(2) as usize],
-        },
-        Op::KvAppend { cache } | Op::BorrowKv { cache } => *cache = random.below(5) as u32,
-        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads } => {
-            *heads = another(random, *heads)
-        }
-        Op::Concat
-        | Op::SpreadTokens
-        | Op::Tokens
-        | Op::TakeAsked
-        | Op::PlaceSoft
-        | Op::Sigmoid
-        | Op::Relu
-        | Op::Add
-        | Op::Mul
-        | Op::Gelu => {
-            let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
-            *op = others[random.below(6) as usize];
-        }
+    let mut attributes = 0;
+    op.each_attribute(|_, _| attributes += 1);
+    if attributes == 0 {
+        let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
+        *op = others[random.below(6) as usize];
+        return;
     }
+    let other_weight = WeightId(random.below(weights + 1) as u32);
+    let (chosen, mut at) = (random.below(attributes), 0);
+    op.each_attribute(|_, attribute| {
+        match attribute {
+            _ if at != chosen => {}
+            Attribute::Number(number) => *number = another(random, *number),
+            Attribute::Real(number) => *number = another_f32(random),
+            Attribute::Weight(weight) => *weight = other_weight,
+            Attribute::OptionalWeight(weight) => *weight = [None, Some(other_weight)][random.below(2) as usize],
+            Attribute::Cache(cache) => *cache = CacheId(random.below(5) as u32),
+        }
+        at += 1;
+    });
 }
 
 /// Feeds a few tokens in several ways, to the last position of the context.
@@ -366,7 +331,8 @@ fn mutate_drafter(plan: &mut Plan, random: &mut Random) {
             }
         }
         9 => {
-            let others = [Op::Concat, Op::SpreadTokens, Op::Tokens, Op::Gelu, Op::SubMean { group: 8 }, Op::TakeAsked];
+            let spread = Op::SpreadTokens { width: plan.model.vocab_size };
+            let others = [Op::Concat, spread, Op::Tokens, Op::Gelu, Op::SubMean { group: 8 }, Op::TakeAsked];
             pick(random, &mut program.steps).op = others[random.below(6) as usize];
         }
         _ => mutate_op(&mut pick(random, &mut program.steps).op, random, weights),

@@ -1,10 +1,11 @@
-//! What `gemma4c inspect` tells of a GPU plan: the text as snapshots of a plan made by hand, the rest on one that was compiled.
+//! What `gemma4c inspect` tells of a GPU plan: the text as snapshots of a plan made by hand, the rest on one that was
+//! compiled.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::sync::LazyLock;
 
 use crate::common::{Place, cuda_plan};
+use crate::support;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Job, Options, Source, Toolchain};
 use serde_json::Value;
@@ -19,12 +20,7 @@ static BY_HAND: LazyLock<Place> = LazyLock::new(|| {
 
 /// A folder with `plan.bin` as the compiler makes it, where there is NVRTC.
 static COMPILED: LazyLock<Option<Place>> = LazyLock::new(|| {
-    if let Err(error) = Toolchain::find() {
-        let required = std::env::var_os("GEMMA4C_REQUIRE_NVRTC").is_some() || std::env::var_os("CI").is_some();
-        assert!(!required, "NVRTC must be here.\n{error}");
-        writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
-        return None;
-    }
+    support::toolchain()?;
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 -o model.gguf");
     place.ok("compile model.gguf -o plan.bin --arch sm_90a --chunk 32 --ctx 256");
@@ -78,7 +74,8 @@ fn json_has_what_programs_rely_on() {
         let nodes: BTreeSet<&str> = refused.iter().filter_map(|refusal| refusal["node"].as_str()).collect();
         assert_eq!(nodes.len(), refused.len(), "a node is refused twice: {pass}");
     }
-    // Six layers of q, k and v, out, gate and up, down, and two per-layer products, and the LM head; prefill's are in bf16.
+    // Six layers of q, k and v, out, gate and up, down, and two per-layer products, and the LM head; prefill's are in
+    // bf16.
     let int8 = plan["passes"].as_array().and_then(|passes| passes.iter().find(|pass| pass["name"] == "int8"));
     assert_eq!(int8.map(|pass| &pass["applied"]), Some(&Value::from(6 * 6 + 1)));
     let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"));

@@ -11,12 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::common::Place;
-use crate::common::lowered::{self, LowerOptions, header};
+use crate::common::lowered::{self, header};
+use crate::skipped::not_checked;
 use crate::support;
 use gemma4c::launched;
 use gemma4c::launched::recipes::{FEWEST, SIZES};
@@ -218,8 +218,7 @@ fn taken() -> Option<BTreeMap<String, Vec<(Arch, &'static Taken)>>> {
     for arch in ARCHITECTURES {
         let (version, taken) = compiled(arch).as_ref()?;
         if *version != TABLES_ARE_OF {
-            let note = format!("SKIPPED: registers are shown of NVRTC {TABLES_ARE_OF}, this one is {version}");
-            writeln!(std::io::stderr(), "{note}").expect("stderr takes a message");
+            not_checked(&format!("registers are shown of NVRTC {TABLES_ARE_OF}, this one is {version}"));
             return None;
         }
         for (named, taken) in instances(arch).iter().zip(taken) {
@@ -373,11 +372,15 @@ fn what_a_users_plan_launches_is_in_the_list() {
     let place = Place::new();
     let model = place.path("model.gguf");
     let known: BTreeSet<String> = instances(Arch::Sm90a).iter().map(|named| named.instance.to_string()).collect();
-    let mut lowered_as: Vec<(Preset, DType, LowerOptions)> = Vec::new();
-    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q8_0, LowerOptions::default())));
-    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q4_0, LowerOptions::default())));
-    lowered_as.push((Preset::E4b, DType::Q4_0, LowerOptions { context: Some(131_072), ..LowerOptions::default() }));
-    lowered_as.push((Preset::Moe26bA4b, DType::Q4_0, LowerOptions::default().with_copies()));
+    let mut lowered_as: Vec<(Preset, DType, lowered::Options)> = Vec::new();
+    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q8_0, lowered::Options::default())));
+    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q4_0, lowered::Options::default())));
+    lowered_as.push((
+        Preset::E4b,
+        DType::Q4_0,
+        lowered::Options { context: Some(131_072), ..lowered::Options::default() },
+    ));
+    lowered_as.push((Preset::Moe26bA4b, DType::Q4_0, lowered::Options::default().with_copies()));
     let mut before = None;
     for (preset, dtype, lowered_as) in lowered_as {
         if before.replace((preset, dtype)) != Some((preset, dtype)) {

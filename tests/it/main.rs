@@ -1,8 +1,8 @@
 //! The tests of the whole program: one module a topic, all of them in one binary.
 //!
-//! Every test binary links all of the workspace, and cargo runs one binary after another. One binary is linked once, and its tests
-//! keep all cores busy to the end. Tests of plans in the simulator are a binary of their own (`tests/sim/`), as their stacks
-//! fill the mappings that a process may have.
+//! Every test binary links all of the workspace, and cargo runs one binary after another. One binary is linked once,
+//! and its tests keep all cores busy to the end. Tests of plans in the simulator are a binary of their own
+//! (`tests/sim/`), as their stacks fill the mappings that a process may have.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,6 +11,8 @@
 mod common;
 #[path = "../../models/tests/support/counting_allocator.rs"]
 mod counting_allocator;
+#[path = "../common/skipped.rs"]
+mod skipped;
 #[path = "../../codegen/tests/support/mod.rs"]
 mod support;
 
@@ -38,9 +40,11 @@ mod hostile_plans;
 mod inspect;
 mod kernel_instances;
 mod kernels_cli;
+mod library;
 mod massive;
 mod memory;
 mod outputs;
+mod pages;
 mod passes;
 mod perplexity;
 mod plan_faults;

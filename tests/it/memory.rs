@@ -1,5 +1,5 @@
-//! Memory is what was said beforehand. The limits here are on what a process has of its own, mapped files not counted; only
-//! Linux keeps such a limit.
+//! Memory is what was said beforehand. The limits here are on what a process has of its own, mapped files not counted;
+//! only Linux keeps such a limit.
 
 #![cfg(target_os = "linux")]
 

@@ -1,6 +1,7 @@
 //! No output of any command takes the place of a file that the command reads.
 //!
-//! Commands, their inputs and their outputs are taken from the description of the command line, so that a new one is covered when it is declared.
+//! Commands, their inputs and their outputs are taken from the description of the command line, so that a new one is
+//! covered when it is declared.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,7 +20,8 @@ fn given(arg: &Arg, value: &str) -> Vec<String> {
     flag.into_iter().chain(takes_value.then(|| value.to_owned())).collect()
 }
 
-/// Something that an argument can be parsed from. What it says does not matter: outputs are looked at before anything runs.
+/// Something that an argument can be parsed from. What it says does not matter: outputs are looked at before anything
+/// runs.
 fn sample(arg: &Arg) -> String {
     if is_of::<PathBuf>(arg) || is_of::<OutputFile>(arg) || is_of::<OutputFolder>(arg) {
         return format!("{}.other", arg.get_id());
@@ -137,7 +139,8 @@ fn the_model_of_a_plan_is_read_too() {
     assert!(place.read("model.gguf") == model && place.read("draft.gguf") == draft);
 }
 
-/// An argument that is written to but declared as a path that is read would escape: files are opened for writing in one place.
+/// An argument that is written to but declared as a path that is read would escape: files are opened for writing in one
+/// place.
 #[test]
 fn files_are_written_through_one_door() {
     let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];

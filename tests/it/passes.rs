@@ -1,18 +1,21 @@
-//! What the passes make of the tiny models: before and after each, group by group, and launch by launch for the choices that
-//! the lowering makes. What a pass refuses is for the most part a test of the graph's own.
+//! What the passes make of the tiny models: before and after each, group by group, and launch by launch for the choices
+//! that the lowering makes. What a pass refuses is for the most part a test of the graph's own.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::common::Place;
-use crate::common::lowered::{self, LowerOptions, header};
+use crate::common::lowered::{self, Options, header};
+use gemma4c::launched;
+use gemma4c::launched::recipes::Recipe;
 use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::PASSES as TARGET_PASSES;
 use gemma4c_graph::passes::{Goal, PASSES, Report, fuse};
 use gemma4c_graph::{Fused, Graph, fused_text, layer_ranges, verify, verify_groups};
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
-use gemma4c_models::synth::Preset;
+use gemma4c_models::synth::{Preset, Types};
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, CudaStep};
 
@@ -147,7 +150,7 @@ fn before_and_after_each_choice_of_the_lowering() {
     let place = Place::new();
     let model = place.path("model.gguf");
     header(&model, Preset::TinyE, DType::Q8_0);
-    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
+    let options = Options { context: Some(128), chunk: Some(32), ..Options::default() };
     let now = lowered::plan(&model, &options);
     let mut text = String::new();
     for (name, about) in TARGET_PASSES.iter().filter(|pass| !pass.required).map(|pass| (pass.name, pass.about)) {
@@ -187,7 +190,7 @@ fn int8_products(program: &CudaProgram, step: &CudaStep) -> u32 {
 fn the_lowering_reports_what_it_did() {
     let place = Place::new();
     let model = place.path("model.gguf");
-    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
+    let options = Options { context: Some(128), chunk: Some(32), ..Options::default() };
     let mut text = String::new();
     for (preset, dtype, options) in [
         (Preset::TinyE, DType::Q8_0, options.clone()),
@@ -246,6 +249,34 @@ fn the_lowering_reports_what_it_did() {
     assert_text!("passes", "lowering-counts", text);
 }
 
+/// The passes of batches and of towers, which the tiny models have nothing for: what they decide saves launches.
+#[test]
+fn passes_of_batches_and_towers_save_launches() {
+    let lower = |recipe: Recipe| launched::Plan::lower(recipe).expect("a plan").lowered.program;
+    let recipe = |preset| Recipe::new(preset, Types::All(DType::Q4_0), Arch::Sm90a);
+    let without = |recipe: &Recipe, pass| Recipe { options: recipe.options.clone().without(&[pass]), ..recipe.clone() };
+    let mut batch = recipe(Preset::Dense12b);
+    batch.options.sequences = 8;
+    let prologues = |program: &CudaProgram| {
+        let phase = program.phases.iter().find(|phase| phase.name == "decode 8").expect("a decode of 8 rows");
+        let names = phase.steps.iter().map(|step| program.kernels[step.launch.kernel as usize].name.as_str());
+        names.filter(|name| *name == "prepare_rows").count() as u32
+    };
+    let tiled = lower(batch.clone());
+    let quantised = lower(without(&batch, "activation-tiles"));
+    let tiles = tiled.passes.iter().find(|pass| pass.name == "activation-tiles").expect("a report").applied;
+    assert_eq!((tiles, prologues(&quantised) - prologues(&tiled)), (48, 48), "one launch of each layer");
+    let pictures = Recipe { has_towers: true, ..recipe(Preset::E4b) };
+    let of_towers =
+        |program: CudaProgram| program.towers[0].phases.iter().map(|phase| phase.steps.len()).sum::<usize>();
+    let (fused, single) = (lower(pictures.clone()), lower(without(&pictures, "towers")));
+    let report = fused.passes.iter().find(|pass| pass.name == "towers").expect("a report");
+    // Of each of 16 layers two norms, the gate, heads and attention; and the last residual.
+    assert_eq!((report.applied, report.refused.len()), (81, 0), "{:?}", report.refused);
+    let (fused, single) = (of_towers(fused), of_towers(single));
+    assert!(fused * 2 < single, "{fused} launches, {single} without the pass");
+}
+
 fn without(passes: &[String]) -> String {
     if passes.is_empty() { String::new() } else { format!(" without {}", passes.join(", ")) }
 }
@@ -254,24 +285,19 @@ fn without(passes: &[String]) -> String {
 #[test]
 fn what_the_lowering_leaves_alone_has_its_reason() {
     let place = Place::new();
-    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
-    let reason =
-        |preset: Preset, dtype: DType, options: &LowerOptions, phase: &str, kernel: &str, value: &str| -> String {
-            header(&place.path("model.gguf"), preset, dtype);
-            let plan = lowered::plan(&place.path("model.gguf"), options);
-            let program = &plan.cuda.as_ref().expect("a GPU plan").program;
-            let phase = program.phases.iter().find(|known| known.name == phase).expect("a phase");
-            let computes = |step: &&CudaStep| {
-                let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
-                names && program.kernels[step.launch.kernel as usize].name == kernel
-            };
-            let step = phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}"));
-            format!(
-                "{}\n    instead of: {}",
-                step.reason,
-                if step.runner_up.is_empty() { "-" } else { &step.runner_up }
-            )
+    let options = Options { context: Some(128), chunk: Some(32), ..Options::default() };
+    let reason = |preset: Preset, dtype: DType, options: &Options, phase: &str, kernel: &str, value: &str| -> String {
+        header(&place.path("model.gguf"), preset, dtype);
+        let plan = lowered::plan(&place.path("model.gguf"), options);
+        let program = &plan.cuda.as_ref().expect("a GPU plan").program;
+        let phase = program.phases.iter().find(|known| known.name == phase).expect("a phase");
+        let computes = |step: &&CudaStep| {
+            let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
+            names && program.kernels[step.launch.kernel as usize].name == kernel
         };
+        let step = phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}"));
+        format!("{}\n    instead of: {}", step.reason, if step.runner_up.is_empty() { "-" } else { &step.runner_up })
+    };
     let mut text = String::new();
     let mut tell = |what: &str, reason: String| writeln!(text, "{what}\n    {reason}").expect("a string");
     tell(
@@ -293,12 +319,12 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
         "attention-step: heads of many rows",
         reason(Preset::TinyDense, DType::Q8_0, &options, "prefill 32", "heads", "blk.0.attention.q"),
     );
-    let f32_keys = LowerOptions { kv: gemma4c_plan::cuda::KvType::F32, ..options.clone() };
+    let f32_keys = Options { kv: gemma4c_plan::cuda::KvType::F32, ..options.clone() };
     tell(
         "tensor cores for attention: keys and values in f32",
         reason(Preset::TinyDense, DType::Q8_0, &f32_keys, "prefill 32", "attention_plain", "blk.0.attention.mixed"),
     );
-    let q8_0_keys = LowerOptions { kv: gemma4c_plan::cuda::KvType::Q8_0, ..options.clone() };
+    let q8_0_keys = Options { kv: gemma4c_plan::cuda::KvType::Q8_0, ..options.clone() };
     tell(
         "attention-warpgroups: keys and values in 8 bits",
         reason(Preset::TinyDense, DType::Q8_0, &q8_0_keys, "prefill 32", "attention_flash", "blk.0.attention.mixed"),

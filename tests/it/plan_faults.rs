@@ -1,10 +1,10 @@
-//! What goes wrong with plans for GPUs, and the words for it: damaged files, models that changed or moved, and requests that the
-//! compiler cannot meet. What a driver may answer is in `tests/it/driver.rs`, a plan for another GPU with it.
+//! What goes wrong with plans for GPUs, and the words for it: damaged files, models that changed or moved, and requests
+//! that the compiler cannot meet. What a driver may answer is in `tests/it/driver.rs`, a plan for another GPU with it.
 //!
 //! The plans have no machine code, so that nothing here needs a compiler for it.
 
 use crate::common::gguf::{Key, rewrite, same};
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, without_numbers};
 use gemma4c_models::gguf::Value;
 use gemma4c_plan::Plan;
@@ -22,7 +22,7 @@ impl Faults {
     fn new() -> Faults {
         let place = Place::new();
         place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
-        let options = LowerOptions { context: Some(64), chunk: Some(16), ..LowerOptions::default() };
+        let options = Options { context: Some(64), chunk: Some(16), ..Options::default() };
         let plan = lowered::plan(&place.path("model.gguf"), &options);
         place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
         Faults { place, texts: String::new() }

@@ -55,7 +55,7 @@ fn node(script: &str, arguments: &[&str]) {
 fn the_page_reads_markdown_and_keeps_conversations() {
     match runs("node") {
         true => node("test-markdown.mjs", &[]),
-        false => eprintln!("no node: the page's Markdown was not tried"),
+        false => crate::skipped::not_checked("node, which tries the page's Markdown"),
     }
 }
 
@@ -63,7 +63,7 @@ fn the_page_reads_markdown_and_keeps_conversations() {
 #[test]
 fn the_page_works_in_a_browser() {
     if !runs("chromium") || !runs("node") {
-        eprintln!("no chromium or no node: the page was not tried");
+        crate::skipped::not_checked("chromium and node, in which the page is tried");
         return;
     }
     let place = Place::new();
@@ -94,8 +94,18 @@ fn a_server_answers_load_and_ends_when_it_is_told_to() {
     assert_eq!((&figures["completed"], &figures["total_output_tokens"]), (&20.into(), &200.into()));
     assert!(figures["p99_itl_ms"].as_f64().unwrap() > 0.0 && figures["request_goodput"].as_f64().unwrap() > 0.0);
     place.ok(&format!("load {url} --requests 4 --rate 100 -p 4 -n 2"));
+    // A prompt beyond the context is the request's fault, and said as such.
+    let refused = place.run(&format!("load {url} --requests 3 -p 300 -n 2"));
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(
+        refused.stdout.starts_with("0 requests in ") && refused.stdout.contains(" 0 failed;"),
+        "{}",
+        refused.stdout
+    );
+    assert!(refused.stderr.contains("[3 requests were refused: "), "{}", refused.stderr);
+    assert!(refused.stderr.contains("the first: status 400: "), "{}", refused.stderr);
     end(server);
-    assert!(place.refused(&format!("load {url}")).contains("cannot connect"));
+    assert!(place.refused(&format!("load {url}")).contains(&format!("no answer from {url}")));
 }
 
 /// Each request is a line on standard error, as text or as JSON; a server that listens at a name prints the name.

@@ -1,4 +1,5 @@
-//! Pictures and sounds over HTTP: answered as `run` answers them, and bad ones refused one by one, within bounds of memory, while others are served.
+//! Pictures and sounds over HTTP: answered as `run` answers them, and bad ones refused one by one, within bounds of
+//! memory, while others are served.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -62,7 +63,8 @@ fn png(width: u32, height: u32, chunks: &[Vec<u8>]) -> Vec<u8> {
 
 /// A zlib stream of so many kilobytes of zeros, a thousand times as small: a match of 258 bytes takes two bits.
 fn zeros(kilobytes: usize) -> Vec<u8> {
-    // One block of fixed codes: a literal zero, then matches of length 258 (code 11000101) at distance 1 (code 00000), then the end (0000000).
+    // One block of fixed codes: a literal zero, then matches of length 258 (code 11000101) at distance 1 (code 00000),
+    // then the end (0000000).
     let mut bits: Vec<u8> = vec![1, 1, 0];
     bits.extend([0, 0, 1, 1, 0, 0, 0, 0]);
     for _ in 0..kilobytes * 1024 / 258 {

@@ -1,13 +1,14 @@
-//! Speculation changes how many passes a text takes, and nothing else: the same tokens, the same end, the same state behind it.
+//! Speculation changes how many passes a text takes, and nothing else: the same tokens, the same end, the same state
+//! behind it.
 
 use std::path::Path;
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, Tensors, golden, random_tokens};
 use gemma4c_plan::cuda::{CudaStep, Phase, PhaseKind};
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::{
-    Asked, Counts, End, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation,
+    Asked, Counts, DraftSource, Finish, ModelLocation, Request, RuntimeError, Sampler, Session, Speculation,
 };
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
@@ -30,7 +31,7 @@ fn small(preset: &str) -> Place {
 #[derive(PartialEq, Debug)]
 struct Outcome {
     tokens: Vec<u32>,
-    end: End,
+    end: Finish,
     position: u32,
     logits: Vec<u32>,
 }
@@ -80,10 +81,11 @@ fn forced(text: Vec<u32>, pattern: Vec<usize>) -> Speculation {
         let drafts = follows.iter().take(most).enumerate();
         drafts.map(|(i, token)| if i < right { *token } else { (token + 1) % 256 }).collect()
     };
-    Speculation::new(Source::Given(Box::new(guess)), Some(7))
+    Speculation::new(DraftSource::Given(Box::new(guess)), Some(7))
 }
 
-/// Every number of accepted drafts, alone and after every other, behind prompts that are shorter and longer than a window.
+/// Every number of accepted drafts, alone and after every other, behind prompts that are shorter and longer than a
+/// window.
 #[test]
 fn every_pattern_of_accepted_drafts_gives_the_same_text() {
     for (preset, prompts) in [("tiny-e", &[(5, GREEDY), (45, SAMPLED)][..]), ("tiny-dense", &[(45, GREEDY)])] {
@@ -118,7 +120,7 @@ fn a_text_ends_where_it_ends_without_drafts() {
     let prompt = random_tokens(5, 40, 256);
     let all = Case::new(&prompt, 200, SAMPLED, 1);
     let plain = generate(&mut session, &all, None);
-    assert_eq!((plain.end, plain.tokens.len()), (End::Context, 128 - 40 + 1));
+    assert_eq!((plain.end, plain.tokens.len()), (Finish::Context, 128 - 40 + 1));
     let text = [&prompt[..], &plain.tokens].concat();
     let mut check = |request: Request<'_>| {
         let case = Case { request, ..Case::new(&prompt, 0, SAMPLED, 1) };
@@ -129,12 +131,12 @@ fn a_text_ends_where_it_ends_without_drafts() {
         }
         plain.end
     };
-    assert_eq!(check(all.request), End::Context);
+    assert_eq!(check(all.request), Finish::Context);
     for most in 0..12 {
-        assert_eq!(check(Request { most, ..all.request }), End::Most);
+        assert_eq!(check(Request { most, ..all.request }), Finish::Length);
     }
     for stop in &plain.tokens[..12] {
-        assert_eq!(check(Request { stop: &[*stop], ..all.request }), End::Stop);
+        assert_eq!(check(Request { stop: &[*stop], ..all.request }), Finish::Stop);
     }
 }
 
@@ -206,7 +208,7 @@ fn a_text_that_repeats_itself_is_looked_up() {
         let case = Case { suppress, ..Case::new(&ids, 60, sampling, 4) };
         let plain = generate(&mut session, &case, None);
         for (drafts, most_rounds) in [(7, most_rounds), (15, if most_rounds == 10 { 6 } else { most_rounds })] {
-            let mut lookup = Speculation::new(Source::Lookup, Some(drafts));
+            let mut lookup = Speculation::new(DraftSource::Lookup, Some(drafts));
             assert_eq!(generate(&mut session, &case, Some(&mut lookup)), plain);
             assert!(lookup.counts.rounds <= most_rounds, "{:?}", lookup.counts);
         }
@@ -232,7 +234,7 @@ fn a_drafter_changes_no_text() {
             let case = Case::new(&prompt, 12, sampling, seed);
             let plain = generate(&mut session, &case, None);
             let steps = [None, Some(2), Some(7)][seed as usize % 3];
-            let mut speculation = Speculation::new(Source::Drafter, steps);
+            let mut speculation = Speculation::new(DraftSource::Drafter, steps);
             assert_eq!(generate(&mut session, &case, Some(&mut speculation)), plain, "seed {seed}, {steps:?}");
             accepted += speculation.counts.accepted;
         }
@@ -243,13 +245,14 @@ fn a_drafter_changes_no_text() {
     }
 }
 
-/// On a GPU, phases whose rows may be of one sequence store all keys before a row looks at them; others keep it in one launch.
+/// On a GPU, phases whose rows may be of one sequence store all keys before a row looks at them; others keep it in one
+/// launch.
 #[test]
 fn keys_are_stored_before_rows_of_one_sequence_look_at_them() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 -o model.gguf");
     let stores = |verified: u32, sequences: u32| {
-        let options = LowerOptions { context: Some(64), verified, sequences, ..LowerOptions::default() };
+        let options = Options { context: Some(64), drafts: Some(verified - 1), sequences, ..Options::default() };
         let program = lowered::plan(&place.path("model.gguf"), &options).cuda.unwrap().program;
         assert_eq!(program.verified_rows, verified);
         let caches = program.kv_layout.caches.len();

@@ -1,7 +1,7 @@
 //! Programs for GPUs: which are made, what each is shaped by, and how a plan for several of them is shown and run.
 
 use crate::common::Place;
-use crate::common::lowered::{LowerOptions, header, plan_for};
+use crate::common::lowered::{Options, header, plan_for};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::{GPUS, Target};
@@ -9,8 +9,8 @@ use gemma4c_models::synth::Preset;
 use gemma4c_plan::Plan;
 use gemma4c_plan::embedded::same_layout;
 
-fn short() -> LowerOptions {
-    LowerOptions { context: Some(64), chunk: Some(16), ..LowerOptions::default() }
+fn short() -> Options {
+    Options { context: Some(64), chunk: Some(16), ..Options::default() }
 }
 
 fn gpu(key: &str) -> Target {
@@ -36,7 +36,8 @@ fn gpus_are_named_once_and_one_way() {
     }
 }
 
-/// Every GPU of the table has a program for each kind of model, the dense one as large as it comes, within its limits; its matrix-vector products are one wave.
+/// Every GPU of the table has a program for each kind of model, the dense one as large as it comes, within its limits;
+/// its matrix-vector products are one wave.
 #[test]
 fn every_gpu_has_a_program_for_each_kind_within_its_limits() {
     let place = Place::new();
@@ -45,7 +46,7 @@ fn every_gpu_has_a_program_for_each_kind_within_its_limits() {
     let targets: Vec<Target> = GPUS.iter().cloned().chain([any, gpu("h200").with_multiprocessors(112)]).collect();
     for preset in [Preset::E4b, Preset::Moe26bA4b, Preset::Dense31b] {
         header(&model, preset, DType::Q4_0);
-        let plan = plan_for(&model, &LowerOptions::default(), &targets);
+        let plan = plan_for(&model, &Options::default(), &targets);
         for (target, cuda) in targets.iter().zip(plan.programs()) {
             let program = &cuda.program;
             assert_eq!(program.gpu, target.described());
@@ -68,7 +69,8 @@ fn every_gpu_has_a_program_for_each_kind_within_its_limits() {
             let shaped = format!("shaped for {} SMs", target.multiprocessors);
             assert!(reasons().any(|reason| reason.contains(&shaped)), "{what}");
         }
-        // One image of the weights serves all of one architecture; others may fuse otherwise, and meet their weights in another order.
+        // One image of the weights serves all of one architecture; others may fuse otherwise, and meet their weights in
+        // another order.
         let mut hopper = plan.clone();
         hopper.others.retain(|cuda| cuda.program.gpu.architecture == "sm_90a");
         assert_eq!((same_layout(&hopper), hopper.programs().count()), (Ok(()), 4), "{}", preset.name());
@@ -76,7 +78,7 @@ fn every_gpu_has_a_program_for_each_kind_within_its_limits() {
             assert!(why.starts_with("the programs for H200 (sm_90a, 132 SMs) and "), "{why}");
         }
         // The H200 is the same whoever else is in the plan.
-        let alone = plan_for(&model, &LowerOptions::default(), &targets[..1]);
+        let alone = plan_for(&model, &Options::default(), &targets[..1]);
         assert!(alone.cuda == plan.cuda, "{}", preset.name());
     }
 }
@@ -86,7 +88,8 @@ fn two(place: &Place) -> Plan {
     plan_for(&place.path("model.gguf"), &short(), &[gpu("h200"), gpu("rtx-4090")])
 }
 
-/// `inspect` lists the programs, and shows the first or that of `--gpu`; the simulator takes the first or that of `--program`.
+/// `inspect` lists the programs, and shows the first or that of `--gpu`; the simulator takes the first or that of
+/// `--program`.
 #[test]
 fn a_plan_for_two_gpus_is_shown_and_run_by_name() {
     let place = Place::new();
@@ -130,6 +133,6 @@ fn layouts_that_differ_are_named() {
     assert_eq!(same_layout(&plan), Err(format!("{gpus} lay the host's tables out differently")));
     let weight = plan.others[0].program.loads[1].weight;
     plan.others[0].program.loads[1].parts.clear();
-    let name = &plan.weights[weight as usize].name;
+    let name = &plan.weights[weight.index()].name;
     assert_eq!(same_layout(&plan), Err(format!("{gpus} lay {name} out differently")));
 }

@@ -1,18 +1,19 @@
-//! `gemma4c verify` on a simulated GPU: what the compiler makes passes, and what is made wrong in it is found and named.
+//! `gemma4c verify` on a simulated GPU: what the compiler makes passes, and what is made wrong in it is found and
+//! named.
 
 use crate::common::Place;
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, CudaStep, KvType, Phase, Range, Region};
 
 /// A plan for a GPU, but for its machine code.
-fn plan(place: &Place, model: &str, options: LowerOptions) -> Plan {
+fn plan(place: &Place, model: &str, options: Options) -> Plan {
     place.ok(&format!("synth {model} -o model.gguf"));
-    lowered::plan(&place.path("model.gguf"), &LowerOptions { context: Some(64), ..options })
+    lowered::plan(&place.path("model.gguf"), &Options { context: Some(64), ..options })
 }
 
-fn chunks_of(rows: u32) -> LowerOptions {
-    LowerOptions { chunk: Some(rows), ..LowerOptions::default() }
+fn chunks_of(rows: u32) -> Options {
+    Options { chunk: Some(rows), ..Options::default() }
 }
 
 /// Verifies a plan and returns the exit code and the report.
@@ -52,7 +53,7 @@ fn a_mixture_of_experts_passes() {
 fn keys_and_values_in_8_bits_pass() {
     for kv in [KvType::Q8_0, KvType::Fp8] {
         let place = Place::new();
-        let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { kv, ..chunks_of(4) });
+        let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", Options { kv, ..chunks_of(4) });
         let (code, report) = verify(&place, &plan, "--tokens 4 --decode 1");
         assert!(code == Some(0) && report.ends_with("\nok\n"), "{kv:?}: {report}");
     }
@@ -62,7 +63,7 @@ fn keys_and_values_in_8_bits_pass() {
 #[test]
 fn a_plan_for_several_sequences_passes() {
     let place = Place::new();
-    let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { sequences: 3, ..chunks_of(4) });
+    let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", Options { sequences: 3, ..chunks_of(4) });
     let phases = &plan.cuda.as_ref().unwrap().program.phases;
     let names: Vec<&str> = phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(names, ["decode", "decode 2", "decode 4", "prefill 4"]);
@@ -208,7 +209,7 @@ fn what_cannot_be_compared_is_refused() {
     }
 }
 
-/// Hundreds of prompts in company: every row has the bits it has alone, and nobody owns anything afterwards.
+/// Hundreds of prompts in a batch: every row has the bits it has alone, and nobody owns anything afterwards.
 #[test]
 fn a_pool_is_whole_after_many_prompts() {
     let place = Place::new();

@@ -1,8 +1,8 @@
-//! `gemma4c verify --golden`: what agrees with a reference file passes, what does not is found and said, and a file that is no
-//! reference is refused.
+//! `gemma4c verify --golden`: what agrees with a reference file passes, what does not is found and said, and a file
+//! that is no reference is refused.
 //!
-//! The reference is what the program itself computed, disturbed on purpose. That the program agrees with other programs is another
-//! test's to show (`tests/it/golden.rs`).
+//! The reference is what the program itself computed, disturbed on purpose. That the program agrees with other programs
+//! is another test's to show (`tests/it/golden.rs`).
 
 use crate::common::{Place, Ran, Tensors, golden, ids, random_tokens};
 use safetensors::tensor::{Dtype, TensorView};
@@ -194,8 +194,7 @@ fn what_is_no_reference_is_refused() {
 /// Files that another program wrote, through the program: with routers, and with the continuation of a trained model.
 #[test]
 fn real_references_are_read() {
-    let Some(folder) = golden::folder() else { return };
-    let place = Place::new();
+    let (place, folder) = (Place::new(), golden::some());
     for name in ["m_tiny_q4_0", "trained/austen_q4_0"] {
         let path = |end: &str| folder.join(format!("{name}.{end}")).display().to_string();
         place.ok(&format!("compile '{}' -o plan.bin --target cpu", path("gguf")));

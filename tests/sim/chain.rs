@@ -1,7 +1,7 @@
-//! GPU plans with their launches side by side, as programmatic dependent launch runs them: no launch touches before its wait what
-//! another has yet to write or to read, and the results are those of one launch after the other.
+//! GPU plans with their launches side by side, as programmatic dependent launch runs them: no launch touches before its
+//! wait what another has yet to write or to read, and the results are those of one launch after the other.
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Tensors, golden};
 use crate::simulated::{Feed, each, exhaustive, on_simulator};
 use gemma4c::simulate;
@@ -23,15 +23,16 @@ fn rows(plan: &Plan, model: &std::path::Path, tokens: &[u32], way: Option<Interl
 /// A model with per-layer embeddings, whose other launches are those of a dense one, and a model with experts.
 #[test]
 fn launches_wait_for_what_they_need() {
-    let Some(folder) = golden::folder() else { return };
-    let options = LowerOptions { context: Some(128), chunk: Some(4), ..LowerOptions::default() };
-    each(&["e_tiny_q4_0", "m_tiny_q4_0"], |name| {
+    let folder = golden::some();
+    let options = Options { context: Some(128), chunk: Some(4), ..Options::default() };
+    each(&golden::of(&["e_tiny_q4_0", "m_tiny_q4_0"]), |name| {
         let model = folder.join(format!("{name}.gguf"));
         let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
         let tokens = &file.ids("tokens")[..5];
         let plan = lowered::plan(&model, &options);
         let expected = rows(&plan, &model, tokens, None);
-        // The check does not depend on the interleaving; one that differs most from one after the other is enough most days.
+        // The check does not depend on the interleaving; one that differs most from one after the other is enough most
+        // days.
         let ways = if exhaustive() { &Interleaving::ALL[..] } else { &[Interleaving::SuccessorFirst] };
         for &way in ways {
             if rows(&plan, &model, tokens, Some(way)) != expected {

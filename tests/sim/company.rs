@@ -9,13 +9,13 @@ use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::ModelLocation;
 use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Engine, Event, Id, Options, Request};
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered;
 use crate::common::{Place, random_tokens};
 
 /// A token and the bits of its logits.
 type Answer = Vec<(u32, Vec<u32>)>;
 
-fn engine(model: &Path, options: &LowerOptions, target: Gpu) -> Engine<BackendDevice> {
+fn engine(model: &Path, options: &lowered::Options, target: Gpu) -> Engine<BackendDevice> {
     let plan = lowered::plan_for(model, options, &[target]);
     let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model.to_path_buf()) };
     let (plan, backend) = gemma4c::simulate::open_backend(plan, &location, None).expect("a plan that can be simulated");
@@ -50,17 +50,19 @@ fn answers(engine: &mut Engine<BackendDevice>, prompts: &[Vec<u32>], at_once: us
 }
 
 fn check(synth: &str, target: Gpu) {
-    let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 8, ..LowerOptions::default() };
-    // Together the five decode in the phase of eight rows, then in that of four when the short answers have ended; the first three, in pairs, in that of two.
+    let options = lowered::Options { context: Some(64), chunk: Some(4), sequences: 8, ..lowered::Options::default() };
+    // Together the five decode in the phase of eight rows, then in that of four when the short answers have ended; the
+    // first three, in pairs, in that of two.
     let lengths: Vec<usize> = (0..5).map(|number| 1 + number % 3).collect();
     let shared = check_with(synth, &options, target, &lengths, &[(3, 2), (5, 8)]);
     assert_eq!(shared, 0, "no chunk has room for two segments");
 }
 
-/// Prompts of these lengths alone, and in each company: so many of them, so many at once. Returns how many chunks prompts have shared.
+/// Prompts of these lengths alone, and in each company: so many of them, so many at once. Returns how many chunks
+/// prompts have shared.
 fn check_with(
     synth: &str,
-    options: &LowerOptions,
+    options: &lowered::Options,
     target: Gpu,
     lengths: &[usize],
     companies: &[(usize, usize)],
@@ -103,12 +105,13 @@ fn mixtures_in_company() {
     check("tiny-moe -q q8_0 --layers 2", Gpu::of_arch(Arch::Sm90a));
 }
 
-/// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three. The end of the first prompt, which has turned its rings, and the second
-/// share a chunk.
+/// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three. The end of the first
+/// prompt, which has turned its rings, and the second share a chunk.
 #[test]
 fn several_splits_in_company() {
     for kv in [KvType::F16, KvType::Q8_0] {
-        let options = LowerOptions { context: Some(512), chunk: Some(68), sequences: 8, kv, ..LowerOptions::default() };
+        let options =
+            lowered::Options { context: Some(512), chunk: Some(68), sequences: 8, kv, ..lowered::Options::default() };
         let target = Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8);
         let shared = check_with("tiny-dense -q q8_0 --layers 2", &options, target, &[131, 2, 70], &[(3, 3)]);
         assert!(shared > 0, "prompts share a chunk");
@@ -118,7 +121,7 @@ fn several_splits_in_company() {
 /// Rows between two segments are nobody's, and choose experts all the same.
 #[test]
 fn mixtures_share_a_chunk() {
-    let options = LowerOptions { context: Some(128), chunk: Some(68), sequences: 2, ..LowerOptions::default() };
+    let options = lowered::Options { context: Some(128), chunk: Some(68), sequences: 2, ..lowered::Options::default() };
     let target = Gpu::of_arch(Arch::Sm90a);
     let shared = check_with("tiny-moe -q q8_0 --layers 2", &options, target, &[2, 3], &[(2, 2)]);
     assert!(shared > 0, "prompts share a chunk");

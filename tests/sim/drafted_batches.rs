@@ -1,4 +1,5 @@
-//! Drafts in batches on the simulated GPU: what is guessed for several sequences is verified in one decode, and their texts stay the same.
+//! Drafts in batches on the simulated GPU: what is guessed for several sequences is verified in one decode, and their
+//! texts stay the same.
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
@@ -8,7 +9,7 @@ use gemma4c_runtime::engine::{
     BackendDevice, BackendOptions, BoxedRule, Demand, DraftSource, Drafts, Engine, Event, Mask, Options, Request, Rule,
 };
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered;
 use crate::common::{Tensors, golden};
 
 const SAMPLED: Sampling = Sampling { temperature: 1.0, top_k: 8, top_p: 0.95 };
@@ -37,13 +38,15 @@ impl Rule for Small {
     }
 }
 
-/// Two sequences whose drafts are verified in one decode, one of them by masks: tokens are those of decoding without drafts.
+/// Two sequences whose drafts are verified in one decode, one of them by masks: tokens are those of decoding without
+/// drafts.
 #[test]
 fn sequences_of_a_batch_speculate_together() {
     let Some(folder) = golden::folder() else { return };
     let drafter = Some(folder.join("assistant/e_tiny_assistant_q8_0.gguf"));
     let (context, chunk) = (Some(256), Some(64));
-    let options = LowerOptions { context, chunk, sequences: 2, verified: 4, drafter, ..LowerOptions::default() };
+    let drafts = Some(3);
+    let options = lowered::Options { context, chunk, sequences: 2, drafts, drafter, ..lowered::Options::default() };
     let model = folder.join("e_tiny_q8_0.gguf");
     // Who is verified with whom does not depend on the shapes of launches: few SMs have few blocks to simulate.
     let plan = lowered::plan_for(&model, &options, &[Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8)]);

@@ -1,4 +1,5 @@
-//! Drafters on the simulated GPU: their steps against the reference's numbers, and texts that are the same with and without them.
+//! Drafters on the simulated GPU: their steps against the reference's numbers, and texts that are the same with and
+//! without them.
 
 use std::path::Path;
 
@@ -7,17 +8,19 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Sampling;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{Asked, End, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{
+    Asked, DraftSource, Finish, ModelLocation, Request, RuntimeError, Sampler, Session, Speculation,
+};
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Tensors, golden};
 use crate::simulated::generate;
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 const SAMPLED: Sampling = Sampling { temperature: 1.0, top_k: 8, top_p: 0.95 };
 
-/// A drafter, its model, and how far logits and hidden states may be off, at most and as the root of the mean square: what the data's description
-/// gives for such activations behind an engine's own target.
+/// A drafter, its model, and how far logits and hidden states may be off, at most and as the root of the mean square:
+/// what the data's description gives for such activations behind an engine's own target.
 struct Pair {
     drafter: &'static str,
     model: &'static str,
@@ -47,17 +50,18 @@ const PAIRS: [Pair; 2] = [
     },
 ];
 
-fn options(folder: &Path, drafter: &str) -> LowerOptions {
+fn options(folder: &Path, drafter: &str) -> Options {
     let drafter = Some(folder.join(format!("assistant/{drafter}.gguf")));
-    LowerOptions { context: Some(256), chunk: Some(64), verified: 8, drafter, ..LowerOptions::default() }
+    Options { context: Some(256), chunk: Some(64), drafts: Some(7), drafter, ..Options::default() }
 }
 
-/// A GPU of eight SMs, for what does not depend on how launches are shaped: their blocks are a fifth of an H200's, and each does more.
+/// A GPU of eight SMs, for what does not depend on how launches are shaped: their blocks are a fifth of an H200's, and
+/// each does more.
 fn few_sms() -> Gpu {
     Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8)
 }
 
-fn session(folder: &Path, model: &str, options: &LowerOptions, gpu: Gpu, chained: bool) -> Session {
+fn session(folder: &Path, model: &str, options: &Options, gpu: Gpu, chained: bool) -> Session {
     let model = folder.join(format!("{model}.gguf"));
     let plan = lowered::plan_for(&model, options, &[gpu]);
     let location = ModelLocation { plan: model.with_extension("bin"), given: None };
@@ -75,8 +79,8 @@ fn difference(ours: &[f32], expected: &[f32]) -> [f64; 2] {
     [all().fold(0.0, f64::max), (all().map(|d| d * d).sum::<f64>() / ours.len() as f64).sqrt()]
 }
 
-/// Steps are compared as long as drafts agree, which they do for most. Where two groups of tokens have nearly the same score, another may be looked at: then only the
-/// hidden state is compared.
+/// Steps are compared as long as drafts agree, which they do for most. Where two groups of tokens have nearly the same
+/// score, another may be looked at: then only the hidden state is compared.
 #[test]
 fn every_step_agrees_with_the_reference() {
     const STEPS: usize = 4;
@@ -132,7 +136,8 @@ fn half_right(text: Vec<u32>) -> impl Fn(&[u32], usize) -> Vec<u32> {
     }
 }
 
-/// Where some drafts are right: the drafter's own, what is verified in place of them, and a text that stops within a round.
+/// Where some drafts are right: the drafter's own, what is verified in place of them, and a text that stops within a
+/// round.
 #[test]
 fn a_drafter_on_a_gpu_changes_no_text() {
     const MOST: u32 = 5;
@@ -142,15 +147,15 @@ fn a_drafter_on_a_gpu_changes_no_text() {
     let mut session = session(&folder, pair.model, &options(&folder, pair.drafter), few_sms(), false);
     let plain = generate(&mut session, &prompt, MOST, GREEDY, None);
     let text = [&prompt[..], &plain].concat();
-    let mut speculation = Speculation::new(Source::Drafter, Some(3));
+    let mut speculation = Speculation::new(DraftSource::Drafter, Some(3));
     assert_eq!(generate(&mut session, &prompt, MOST, GREEDY, Some(&mut speculation)), plain);
     assert!(speculation.counts.accepted > 0, "some drafts are right: {:?}", speculation.counts);
-    let mut replaced = Speculation::new(Source::Replaced(Box::new(half_right(text.clone()))), Some(3));
+    let mut replaced = Speculation::new(DraftSource::Replaced(Box::new(half_right(text.clone()))), Some(3));
     assert_eq!(generate(&mut session, &prompt, MOST, GREEDY, Some(&mut replaced)), plain);
     assert_eq!((replaced.counts.rounds, replaced.counts.accepted), (2, 2));
 
-    // Where all of them are right the text stops within a round: what was computed behind the stop token, in its own round and in those that were
-    // on their way, is no part of the text, which goes on from there.
+    // Where all of them are right the text stops within a round: what was computed behind the stop token, in its own
+    // round and in those that were on their way, is no part of the text, which goes on from there.
     assert!(!plain[..2].contains(&plain[2]), "{plain:?}");
     let mut sampler = Sampler::new(GREEDY, 3, Vec::new()).expect("a rule");
     let mut tokens = Vec::new();
@@ -159,32 +164,33 @@ fn a_drafter_on_a_gpu_changes_no_text() {
         Ok(())
     };
     session.reset();
-    let mut replaced = Speculation::new(Source::Replaced(Box::new(right(text))), Some(3));
+    let mut replaced = Speculation::new(DraftSource::Replaced(Box::new(right(text))), Some(3));
     let request = Request { prompt: &prompt, most: MOST, stop: &plain[2..3] };
     let end = session.generate_speculating(request, &mut sampler, &mut replaced, each).expect("it runs");
-    assert_eq!((end, session.position() as usize), (End::Stop, prompt.len() + 2));
+    assert_eq!((end, session.position() as usize), (Finish::Stop, prompt.len() + 2));
     assert_eq!((replaced.counts.drafted, replaced.counts.accepted), (3, 3));
     let request = Request { prompt: &plain[2..3], most: 2, stop: &[] };
     session.generate(request, &mut sampler, each).expect("it goes on");
     assert_eq!(tokens, [&plain[..2], &plain[3..]].concat());
 }
 
-/// With keys and values in 8 bits, as chains that overlap: rounds of the drafter's drafts, and of others that are in part right. A launch that does not
-/// wait for another's results is found whatever is accepted, and the text without drafts needs no chains.
+/// With keys and values in 8 bits, as chains that overlap: rounds of the drafter's drafts, and of others that are in
+/// part right. A launch that does not wait for another's results is found whatever is accepted, and the text without
+/// drafts needs no chains.
 #[test]
 fn a_drafter_in_overlapping_chains_changes_no_text() {
     const MOST: u32 = 4;
     let Some(folder) = golden::folder() else { return };
     let pair = &PAIRS[1];
     let prompt = &Tensors::read(&folder.join(format!("{}.golden.safetensors", pair.model))).ids("tokens")[..5];
-    let options = LowerOptions { kv: KvType::Q8_0, ..options(&folder, pair.drafter) };
+    let options = Options { kv: KvType::Q8_0, ..options(&folder, pair.drafter) };
     let mut unchained = session(&folder, pair.model, &options, few_sms(), false);
     let plain = generate(&mut unchained, prompt, MOST, SAMPLED, None);
     let mut session = session(&folder, pair.model, &options, few_sms(), true);
-    let mut speculation = Speculation::new(Source::Drafter, Some(3));
+    let mut speculation = Speculation::new(DraftSource::Drafter, Some(3));
     assert_eq!(generate(&mut session, prompt, MOST, SAMPLED, Some(&mut speculation)), plain);
     let text = [prompt, &plain].concat();
-    let mut replaced = Speculation::new(Source::Replaced(Box::new(half_right(text))), Some(3));
+    let mut replaced = Speculation::new(DraftSource::Replaced(Box::new(half_right(text))), Some(3));
     assert_eq!(generate(&mut session, prompt, MOST, SAMPLED, Some(&mut replaced)), plain);
     // Behind the first token there is room for two drafts, and behind what is kept of them for none.
     assert_eq!((replaced.counts.rounds, replaced.counts.drafted, replaced.counts.accepted), (2, 2, 1));

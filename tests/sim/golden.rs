@@ -1,13 +1,13 @@
 //! GPU plans against the golden files, without a GPU: fusion, schedule, memory and kernels together, in the simulator.
 //!
-//! The limits are those the golden data's own description gives for engines with 8-bit activations, with bf16 activations,
-//! and in f32. With `GEMMA4C_EXHAUSTIVE=1` every row of every fixture is compared, which takes long.
+//! The limits are those the golden data's own description gives for engines with 8-bit activations, with bf16
+//! activations, and in f32. With `GEMMA4C_EXHAUSTIVE=1` every row of every fixture is compared, which takes long.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Tensors, golden};
 use crate::simulated::{Distance, Feed, each, exhaustive, on_simulator};
 use gemma4c_plan::cuda::KvType;
@@ -31,12 +31,12 @@ const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_marg
 /// An expert can change places where a router is closer to another choice than this.
 const CLEAR_GAP: f32 = 0.2;
 
-/// Compares the rows of one fixture. `feed` takes the prompt's length and returns the lengths of its pieces, which of their
-/// rows are asked for, and how many tokens there are in all: of the prompt, then of its golden continuation.
+/// Compares the rows of one fixture. `feed` takes the prompt's length and returns the lengths of its pieces, which of
+/// their rows are asked for, and how many tokens there are in all: of the prompt, then of its golden continuation.
 fn check(
     folder: &Path,
     name: &str,
-    options: &LowerOptions,
+    options: &Options,
     feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
     limits: &Limits,
 ) -> Result<(), String> {
@@ -109,18 +109,22 @@ fn best_and_margin(row: &[f32]) -> (u32, f32) {
     (best, row[best as usize] - second)
 }
 
-/// The fixtures of Q8_0, which stand for those of other types where the type is not what is looked at.
+/// The fixtures of Q8_0, which stand for those of other types where the type is not what is looked at. Where they are
+/// not there, those that are.
 fn of_eight_bits(names: &[&'static str]) -> Vec<&'static str> {
-    names.iter().copied().filter(|name| exhaustive() || name.ends_with("q8_0")).collect()
+    let there = golden::of(names);
+    let of_eight_bits: Vec<_> = there.iter().copied().filter(|name| name.ends_with("q8_0")).collect();
+    if exhaustive() || of_eight_bits.is_empty() { there } else { of_eight_bits }
 }
 
-/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one. Rings know nothing of the
-/// weights' type: one fixture of each kind stands for all in that, and of the others the prompt's first tokens show what their types do.
+/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one. Rings
+/// know nothing of the weights' type: one fixture of each kind stands for all in that, and of the others the prompt's
+/// first tokens show what their types do.
 #[test]
 fn every_fixture_agrees_as_it_is_compiled() {
-    let Some(folder) = golden::folder() else { return };
-    let options = LowerOptions { context: Some(128), chunk: Some(24), ..LowerOptions::default() };
-    each(&golden::TEXT, |name| {
+    let folder = golden::some();
+    let options = Options { context: Some(128), chunk: Some(24), ..Options::default() };
+    each(&golden::of(&golden::TEXT), |name| {
         let limits = if name.ends_with("bf16") { &BF16 } else { &INT8 };
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 24), Asked::All, prompt + 31),
@@ -132,12 +136,12 @@ fn every_fixture_agrees_as_it_is_compiled() {
     });
 }
 
-/// A massive channel takes the whole scale of a block of int8, and its 31 neighbours are rounded to zero: a product that reads the
-/// residual itself, not a norm of it, needs more bits. Decoded rows show it first.
+/// A massive channel takes the whole scale of a block of int8, and its 31 neighbours are rounded to zero: a product
+/// that reads the residual itself, not a norm of it, needs more bits. Decoded rows show it first.
 #[test]
 fn massive_channels_agree_as_they_are_compiled() {
-    let Some(folder) = golden::folder() else { return };
-    let options = LowerOptions { context: Some(128), chunk: Some(4), ..LowerOptions::default() };
+    let folder = golden::some();
+    let options = Options { context: Some(128), chunk: Some(4), ..Options::default() };
     each(&of_eight_bits(&golden::MASSIVE), |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
@@ -147,12 +151,12 @@ fn massive_channels_agree_as_they_are_compiled() {
     });
 }
 
-/// Trained weights give activations of other statistics than random ones do. Few rows are fed: these models are the largest here, and
-/// their windows of 128 are longer than a simulator has time for.
+/// Trained weights give activations of other statistics than random ones do. Few rows are fed: these models are the
+/// largest here, and their windows of 128 are longer than a simulator has time for.
 #[test]
 fn trained_models_agree_as_they_are_compiled() {
-    let Some(folder) = golden::folder() else { return };
-    let options = LowerOptions { context: Some(256), chunk: Some(4), ..LowerOptions::default() };
+    let folder = golden::some();
+    let options = Options { context: Some(256), chunk: Some(4), ..Options::default() };
     each(&of_eight_bits(&golden::TRAINED), |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
@@ -162,14 +166,14 @@ fn trained_models_agree_as_they_are_compiled() {
     });
 }
 
-/// Without rounding of activations, and with keys and values in f32, what is left is the order of sums. Chunks are small, since a
-/// phase's rows are computed whether they are there or not. One fixture of each kind: what other types of weights mean, the CPU says for
-/// all of them (`tests/it/golden.rs`), and the simulator as they are compiled.
+/// Without rounding of activations, and with keys and values in f32, what is left is the order of sums. Chunks are
+/// small, since a phase's rows are computed whether they are there or not. One fixture of each kind: what other types
+/// of weights mean, the CPU says for all of them (`tests/it/golden.rs`), and the simulator as they are compiled.
 #[test]
 fn a_fixture_of_each_kind_agrees_in_f32() {
-    let Some(folder) = golden::folder() else { return };
-    let options = LowerOptions { context: Some(128), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() }
-        .without(&["int8"]);
+    let folder = golden::some();
+    let options =
+        Options { context: Some(128), chunk: Some(4), kv: KvType::F32, ..Options::default() }.without(&["int8"]);
     each(&of_eight_bits(&[&golden::TEXT[..], &golden::MASSIVE].concat()), |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),

@@ -1,6 +1,7 @@
 //! Whole plans in the simulator.
 //!
-//! A process of their own: every simulated thread has a stack and a guard page, and Linux gives a process 65,530 mappings.
+//! A process of their own: every simulated thread has a stack and a guard page, and Linux gives a process 65,530
+//! mappings.
 
 mod chain;
 #[path = "../common/mod.rs"]
@@ -12,9 +13,10 @@ mod golden;
 mod masks;
 mod narrow;
 mod passes;
-mod persistent;
 mod random_graphs;
 mod simulated;
+#[path = "../common/skipped.rs"]
+mod skipped;
 mod speculation;
 mod stages;
 mod targets;

@@ -1,4 +1,5 @@
-//! Answers by masks on the simulated GPU: the device picks among the tokens that a rule allows what the host picks from its logits.
+//! Answers by masks on the simulated GPU: the device picks among the tokens that a rule allows what the host picks from
+//! its logits.
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
@@ -8,7 +9,7 @@ use gemma4c_runtime::engine::{
     BackendDevice, BackendOptions, BoxedRule, Demand, Engine, Event, Id, Mask, Options, Request, Rule,
 };
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered;
 use crate::common::{Place, random_tokens};
 
 /// A token leaves its own remainder by seven to the next; every third token is free.
@@ -77,7 +78,7 @@ fn the_device_picks_what_a_rule_allows() {
     let place = Place::new();
     place.ok("synth tiny-dense -q q4_0 --layers 2 -o model.gguf");
     let model = place.path("model.gguf");
-    let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 4, ..LowerOptions::default() };
+    let options = lowered::Options { context: Some(64), chunk: Some(4), sequences: 4, ..lowered::Options::default() };
     let plan = lowered::plan_for(&model, &options, &[Gpu::of_arch(Arch::Sm90a)]);
     let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model) };
     let (plan, backend) = gemma4c::simulate::open_backend(plan, &location, None).expect("a plan that can be simulated");

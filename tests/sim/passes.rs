@@ -1,14 +1,14 @@
 //! Every pass switched off in turn: the plan is another one, and what it computes is the same.
 //!
-//! Plans of the smallest models of each kind run in the simulator, and are compared with what their steps mean, which the CPU
-//! computes in f32. A pass that makes no difference to a model's launches is not run for it.
+//! Plans of the smallest models of each kind run in the simulator, and are compared with what their steps mean, which
+//! the CPU computes in f32. A pass that makes no difference to a model's launches is not run for it.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, random_tokens};
 use crate::simulated::{Distance, Feed, each, exhaustive, on_cpu, on_simulator};
 use gemma4c_codegen::arch::Arch;
@@ -41,7 +41,7 @@ fn phases(plan: &Plan) -> &[Phase] {
 }
 
 /// Compares a plan in the simulator with its meaning.
-fn check(model: &Path, what: &str, options: &LowerOptions, limits: (f64, f32)) -> Result<(), String> {
+fn check(model: &Path, what: &str, options: &Options, limits: (f64, f32)) -> Result<(), String> {
     check_pieces(model, what, options, limits, &[4]).map(|_| ())
 }
 
@@ -52,7 +52,7 @@ const TOKENS: u64 = 7;
 fn check_pieces(
     model: &Path,
     what: &str,
-    options: &LowerOptions,
+    options: &Options,
     (rms, largest): (f64, f32),
     pieces: &[usize],
 ) -> Result<Vec<(usize, Vec<f32>)>, String> {
@@ -77,7 +77,7 @@ fn check_pieces(
 #[test]
 fn each_pass_switched_off_computes_the_same() {
     let place = Place::new();
-    let whole = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let whole = Options { context: Some(64), chunk: Some(4), ..Options::default() };
     let mut jobs = Vec::new();
     let mut of_dense = BTreeSet::new();
     for (index, (synth, must_differ)) in MODELS.iter().enumerate() {
@@ -102,7 +102,7 @@ fn each_pass_switched_off_computes_the_same() {
                 jobs.push((file.clone(), format!("{preset} without {pass}"), without, ROUNDED));
             }
             if pass == "int8" || exhaustive() {
-                let exact = LowerOptions { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
+                let exact = Options { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
                 jobs.push((file.clone(), format!("{preset} in f32 without {pass}"), exact, EXACT));
             }
         }
@@ -115,18 +115,19 @@ fn each_pass_switched_off_computes_the_same() {
 fn experts_in_single_steps_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_k --layers 2 -o model.gguf");
-    let options = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let options = Options { context: Some(64), chunk: Some(4), ..Options::default() };
     let options = options.without(&["router", "expert-sums", "dead-rows"]);
     check(&place.path("model.gguf"), "tiny-moe in single steps", &options, ROUNDED)
         .unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
-/// Enough rows that experts have several tiles of them: by warpgroups over repacked weight planes and over bf16 copies, which give the same bits, and by warps.
+/// Enough rows that experts have several tiles of them: by warpgroups over repacked weight planes and over bf16 copies,
+/// which give the same bits, and by warps.
 #[test]
 fn experts_of_many_rows_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
-    let options = LowerOptions { context: Some(512), chunk: Some(512), ..LowerOptions::default() };
+    let options = Options { context: Some(512), chunk: Some(512), ..Options::default() };
     let mut of_planes = None;
     for (what, options) in [
         ("by warpgroups", options.clone()),
@@ -151,16 +152,17 @@ fn experts_of_many_rows_compute_the_same() {
     }
 }
 
-/// On a GPU of one SM a tiny model's tiles are many, so that bulk copies bring the operands of its products, from copies that are kept and from weights that are widened for one product after another: the
-/// bits are those of weights decoded on the way, and of chunks of other sizes.
+/// On a GPU of one SM a tiny model's tiles are many, so that bulk copies bring the operands of its products, from
+/// copies that are kept and from weights that are widened for one product after another: the bits are those of weights
+/// decoded on the way, and of chunks of other sizes.
 #[test]
 fn products_by_bulk_copies_change_no_bit() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
     let model = place.path("model.gguf");
     let gpu = [Target::of_arch(Arch::Sm90a).with_multiprocessors(1)];
-    let options = LowerOptions { context: Some(256), chunk: Some(256), ..LowerOptions::default() };
-    let plan = |options: &LowerOptions| lowered::plan_for(&model, options, &gpu);
+    let options = Options { context: Some(256), chunk: Some(256), ..Options::default() };
+    let plan = |options: &Options| lowered::plan_for(&model, options, &gpu);
     let by_bulk_copies = |plan: &Plan| {
         let program = &plan.cuda.as_ref().expect("a GPU plan").program;
         let is_one = |kernel: u32| program.kernels[kernel as usize].name == "product_tiles";
@@ -217,19 +219,20 @@ fn all_passes_switched_off_compute_the_same() {
     let passes: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
     for (synth, _) in MODELS {
         place.ok(&format!("synth {synth} -o model.gguf"));
-        let options = LowerOptions { context: Some(64), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() };
+        let options = Options { context: Some(64), chunk: Some(4), kv: KvType::F32, ..Options::default() };
         let options = options.without(&[&passes[..], &["int8"]].concat());
         check(&place.path("model.gguf"), &format!("{synth} without any pass"), &options, EXACT)
             .unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 
-/// So many keys that decode splits them over several blocks (split-KV): the parts are merged in a cluster, or in global memory.
+/// So many keys that decode splits them over several blocks (split-KV): the parts are merged in a cluster, or in global
+/// memory.
 #[test]
 fn attention_of_several_blocks_computes_the_same() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
-    let options = LowerOptions { context: Some(300), chunk: Some(32), ..LowerOptions::default() };
+    let options = Options { context: Some(300), chunk: Some(32), ..Options::default() };
     for (what, options) in [("in clusters", options.clone()), ("in memory", options.without(&["clusters"]))] {
         check_pieces(&place.path("model.gguf"), &format!("tiny-e, {what}"), &options, ROUNDED, &[32, 32, 5])
             .unwrap_or_else(|wrong| panic!("{wrong}"));

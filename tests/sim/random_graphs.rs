@@ -1,8 +1,9 @@
-//! Random small graphs, with passes switched on and off at random: the launches that come out compute what the graph means.
+//! Random small graphs, with passes switched on and off at random: the launches that come out compute what the graph
+//! means.
 //!
-//! The graphs are made of the blocks that models have, but in any order, number and mixture of types, with intermediate values read once or
-//! several times: what the passes merge, refuse, cut and recompute is what they were not written for. The meaning is the graph's own, node by node
-//! in f32 on the CPU. More graphs: `PROPTEST_CASES=200`.
+//! The graphs are made of the blocks that models have, but in any order, number and mixture of types, with intermediate
+//! values read once or several times: what the passes merge, refuse, cut and recompute is what they were not written
+//! for. The meaning is the graph's own, node by node in f32 on the CPU. More graphs: `PROPTEST_CASES=200`.
 
 use std::io::Write;
 
@@ -395,7 +396,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
     let fingerprint = fingerprint(&[FileBytes { bytes: &all, header_len: 0 }], spans).expect("a whole file");
     let code = vec![Code { source: "// not compiled\n".into(), image: Image(vec![0]) }; lowered.program.kernels.len()];
     let mut simulator = Simulator::new(&lowered.program, lowered.instances);
-    simulator.load(&lowered.program, |weight| &tensors[weight as usize]).map_err(|error| error.to_string())?;
+    simulator.load(&lowered.program, |weight| &tensors[weight.index()]).map_err(|error| error.to_string())?;
     let plan = Plan {
         model: Model {
             architecture: "gemma4".into(),

@@ -37,12 +37,6 @@ impl Feed<'_> {
         }
         rows
     }
-
-    /// The bits of those rows.
-    pub fn bits(&self, session: &mut Session) -> Vec<Vec<u32>> {
-        let bits = |(_, row): (usize, Vec<f32>)| row.into_iter().map(f32::to_bits).collect();
-        self.rows(session).into_iter().map(bits).collect()
-    }
 }
 
 /// The launches of a plan, in the simulator.
@@ -88,8 +82,9 @@ impl Distance {
 
 /// Does jobs on as many threads as there are cores, whichever is free taking the next, and fails with all that failed.
 ///
-/// One call at a time: a simulated cluster of 16 blocks is 8192 coroutines, each with a stack and a guard page, and every thread keeps
-/// its stacks for the next launch. Tests side by side would meet the kernel's limit of 65,530 mappings for a process.
+/// One call at a time: a simulated cluster of 16 blocks is 8192 coroutines, each with a stack and a guard page, and
+/// every thread keeps its stacks for the next launch. Tests side by side would meet the kernel's limit of 65,530
+/// mappings for a process.
 pub fn each<T: Sync>(jobs: &[T], work: impl Fn(&T) -> Result<(), String> + Sync) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

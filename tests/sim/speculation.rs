@@ -1,4 +1,5 @@
-//! Drafts verified on the simulated GPU: rows of one sequence in one decode give the tokens and the logits of decoding one by one.
+//! Drafts verified on the simulated GPU: rows of one sequence in one decode give the tokens and the logits of decoding
+//! one by one.
 
 use std::path::Path;
 
@@ -7,13 +8,13 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Sampling;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{ModelLocation, Session, Source, Speculation};
+use gemma4c_runtime::{DraftSource, ModelLocation, Session, Speculation};
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, random_tokens};
 use crate::simulated::generate;
 
-fn session(model: &Path, options: &LowerOptions, target: Gpu, chained: bool) -> Session {
+fn session(model: &Path, options: &Options, target: Gpu, chained: bool) -> Session {
     let plan = lowered::plan_for(model, options, &[target]);
     let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model.to_path_buf()) };
     let session = match chained {
@@ -46,7 +47,7 @@ fn forced(text: Vec<u32>, pattern: &'static [usize], drafts: u32) -> Speculation
         let follows = text[seen.len().min(text.len())..].iter().take(most).enumerate();
         follows.map(|(i, token)| if i < right { *token } else { (token + 1) % 256 }).collect()
     };
-    Speculation::new(Source::Given(Box::new(guess)), Some(drafts))
+    Speculation::new(DraftSource::Given(Box::new(guess)), Some(drafts))
 }
 
 struct Case {
@@ -64,13 +65,13 @@ struct Case {
 fn check(case: &Case) {
     let place = Place::new();
     place.ok(&format!("synth {} -o model.gguf", case.synth));
-    let options = LowerOptions {
+    let options = Options {
         context: Some(64),
         chunk: Some(4),
         kv: case.kv,
-        verified: case.drafts + 1,
+        drafts: Some(case.drafts),
         snapshots: Some(0),
-        ..LowerOptions::default()
+        ..Options::default()
     };
     let mut session = session(&place.path("model.gguf"), &options, case.target.clone(), case.chained);
     let prompt = random_tokens(2, case.prompt, 256);
@@ -100,7 +101,8 @@ fn rows_of_one_sequence_wait_for_each_others_keys() {
     });
 }
 
-/// As many as are looked up: the rows of a round are those of the widest decode, and wrong ones have written over keys that are out of every window.
+/// As many as are looked up: the rows of a round are those of the widest decode, and wrong ones have written over keys
+/// that are out of every window.
 #[test]
 fn sixteen_rows_of_one_sequence_have_the_bits_of_one_by_one() {
     let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };

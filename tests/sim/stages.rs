@@ -1,7 +1,7 @@
-//! Prompts that are longer than the rings of sliding layers: a chunk's keys and values go through a stage, and the last of them into the
-//! ring. Whatever the chunks, the rows after the prompt have the same bits.
+//! Prompts that are longer than the rings of sliding layers: a chunk's keys and values go through a stage, and the last
+//! of them into the ring. Whatever the chunks, the rows after the prompt have the same bits.
 
-use crate::common::lowered::{self, LowerOptions};
+use crate::common::lowered::{self, Options};
 use crate::common::{Place, random_tokens};
 use crate::simulated::{Distance, Feed, each, on_cpu, on_simulator};
 use gemma4c_runtime::Asked;
@@ -28,7 +28,7 @@ fn chunks_longer_than_a_ring_leave_the_same_bits() {
     let jobs: Vec<_> = jobs.into_iter().enumerate().collect();
     each(&jobs, |(at, (synth, without))| {
         let model = place.path(&format!("{at}.gguf"));
-        let options = LowerOptions { context: Some(400), chunk: Some(CHUNK), ..LowerOptions::default() };
+        let options = Options { context: Some(400), chunk: Some(CHUNK), ..Options::default() };
         let plan = lowered::plan(&model, &options.without(without));
         let program = &plan.cuda.as_ref().expect("a GPU plan").program;
         assert!(program.kv_layout.caches.iter().any(|cache| cache.window.is_some() && cache.rows == 32 + 256));

@@ -1,6 +1,6 @@
 //! Programs of one plan for several GPUs mean the same.
 
-use crate::common::lowered::{LowerOptions, plan_for};
+use crate::common::lowered::{Options, plan_for};
 use crate::common::{Place, random_tokens};
 use crate::simulated::{Distance, Feed, on_cpu, on_simulator};
 use gemma4c_codegen::arch::Arch;
@@ -11,7 +11,7 @@ use gemma4c_runtime::Asked;
 #[test]
 fn programs_of_one_plan_compute_the_same() {
     let place = Place::new();
-    let short = LowerOptions { context: Some(64), chunk: Some(16), ..LowerOptions::default() };
+    let short = Options { context: Some(64), chunk: Some(16), ..Options::default() };
     let gpu = |key: &str| Target::find(key).expect("a GPU of the table").clone();
     let model = place.path("model.gguf");
     for synth in ["tiny-e -q q8_0 --layers 3", "tiny-moe -q q4_0 --layers 2"] {

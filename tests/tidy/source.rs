@@ -42,6 +42,101 @@ impl Source {
     }
 }
 
+/// A function with a body, as far as its size goes.
+pub struct Function {
+    pub name: String,
+    /// From its name to its last brace.
+    pub lines: usize,
+    pub parameters: usize,
+    /// Constants, types and lifetimes in its angle brackets.
+    pub generics: usize,
+    /// It is under `#[kernel]` or `#[device]`: it becomes CUDA.
+    pub is_cuda: bool,
+}
+
+impl Source {
+    /// The functions outside tests.
+    pub fn functions(&self) -> Vec<Function> {
+        let code = &self.code[..self.code.len() - self.test_code().len()];
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let mut found = Vec::new();
+        let mut last = 0;
+        for (at, keyword) in code.match_indices("fn ").filter(|(at, _)| !code[..*at].ends_with(is_word)) {
+            let head = &code[at + keyword.len()..];
+            let name = &head[..head.find(|c| !is_word(c)).unwrap_or(head.len())];
+            let generics = bracketed(&head[name.len()..], '<');
+            let parameters = bracketed(&head[name.len() + generics.len()..], '(');
+            let after = &head[name.len() + generics.len() + parameters.len()..];
+            let Some(result) = (!name.is_empty()).then(|| until_body(after)).flatten() else { continue };
+            let end = at + code[at..].len() - after.len() + result + bracketed(&after[result..], '{').len();
+            let is_cuda = ["#[kernel", "#[device"].iter().any(|attribute| code[last..at].contains(attribute));
+            found.push(Function {
+                name: name.to_string(),
+                lines: code[at..end].lines().count(),
+                parameters: parts(parameters),
+                generics: parts(generics),
+                is_cuda,
+            });
+            last = at;
+        }
+        found
+    }
+}
+
+/// What `open` and its counterpart enclose at the start of a text, with both; empty where it starts otherwise.
+fn bracketed(text: &str, open: char) -> &str {
+    let mut depth = 0usize;
+    let mut before = ' ';
+    for (at, c) in text.char_indices().take_while(|(at, c)| *at > 0 || *c == open) {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            '<' if open == '<' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            // Not that of an arrow.
+            '>' if open == '<' && !"-=".contains(before) => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return &text[..at + c.len_utf8()];
+        }
+        before = c;
+    }
+    ""
+}
+
+/// Where a function's body starts, behind its parameters; none where the function has no body.
+fn until_body(after: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, c) in after.char_indices() {
+        match c {
+            '{' if depth == 0 => return Some(at),
+            ';' if depth == 0 => return None,
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// How many parts commas make of what brackets enclose.
+fn parts(enclosed: &str) -> usize {
+    let mut depth = 0i32;
+    let mut before = ' ';
+    let mut parts = vec![false];
+    for c in enclosed.chars() {
+        depth -= i32::from(")]}".contains(c) || c == '>' && !"-=".contains(before));
+        match c {
+            ',' if depth == 1 => parts.push(false),
+            c if depth > 0 && !c.is_whitespace() => *parts.last_mut().expect("there is a first part") = true,
+            _ => {}
+        }
+        depth += i32::from("([{<".contains(c));
+        before = c;
+    }
+    parts.into_iter().filter(|is_there| *is_there).count()
+}
+
 /// The names tidy reads; what else is in the tree (models, pictures) is none of its business.
 const TEXTS: [&str; 13] = ["rs", "md", "toml", "sh", "py", "snap", "json", "jsonl", "stderr", "cu", "cuh", "h", "cpp"];
 
@@ -162,4 +257,28 @@ let d = '\''; let e = b"\"unsafe"; let number = for_(1);
     assert!(source.code.contains("&'static str") && source.comments.contains("still"));
     assert!(source.code.ends_with("let number = for_(1);\n") && !source.code.contains("quoted"));
     assert_eq!(source.code.lines().count(), text.lines().count());
+}
+
+#[test]
+fn functions_are_measured() {
+    let text = "
+#[kernel(block = 32, slots(f(value: f32, row: u32) -> f32))]
+pub fn a<const N: u32, E: Float>(
+    x: Input<E>,
+    pair: (u32, u32),
+) {
+    if N > 3 {}
+}
+fn b<F: Fn(u32, u32) -> bool>(f: F) -> [u32; 2] { [1, 2] }
+trait T { fn c(&self, _: HashMap<u32, Vec<u8>>) -> u32; }
+#[device]
+fn d() {}
+type F = fn (u32);
+#[cfg(test)]
+mod tests { fn e() {} }
+";
+    let functions = Source::new("a.rs", text).functions();
+    let measured: Vec<_> =
+        functions.iter().map(|f| (f.name.as_str(), f.lines, f.parameters, f.generics, f.is_cuda)).collect();
+    assert_eq!(measured, [("a", 6, 2, 2, true), ("b", 1, 1, 1, false), ("d", 1, 0, 0, true)]);
 }

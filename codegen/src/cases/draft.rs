@@ -1,4 +1,5 @@
-//! Cases of the drafter's kernels: rows that are not the first, ties, scores that are no numbers, groups in any order, and slices left over.
+//! Cases of the drafter's kernels: rows that are not the first, ties, scores that are no numbers, groups in any order,
+//! and slices left over.
 
 use gemma4c_blocks::{DType, reference};
 use gemma4c_dsl::harness::{Bound, Case, Random};
@@ -99,11 +100,11 @@ fn scored(dtype: DType, k: usize, each: usize, ids: &[u32]) -> Case {
     Case::new(format!("{dtype}, {} groups of {each}, {k} wide", ids.len()), instance)
         .grid(draft::scores_grid(count as u32))
         .buffer("x", x)
-        .buffer("ids", ids.to_vec())
-        .buffer("order", order)
+        .buffer("groups_ids", ids.to_vec())
+        .buffer("groups_order", order)
         .buffer("value_tensor", elements(dtype, bytes.clone()))
         .scalar("k", k as u32)
-        .scalar("each", each as u32)
+        .scalar("groups_each", each as u32)
         .scalar("count", count as u32)
         .expect("out", expected, Bound::Within { absolute: (largest * 2e-6) as f32, relative: 0.0 })
 }
@@ -154,22 +155,22 @@ fn chosen(
     Case::new(format!("the largest of {count}, {named}, after {drafted}{instead}"), instance)
         .grid([slices as u32, 1, 1])
         .buffer("scores", scores.clone())
-        .buffer("ids", ids.clone())
-        .buffer("order", order.clone())
-        .buffer("largest", vec![7u64; slices])
-        .buffer("counters", vec![0u32])
-        .buffer("record", record)
-        .buffer("rows", rows)
-        .buffer("drafts", vec![1000u32; most as usize])
-        .buffer("given", vec![given; most as usize])
+        .buffer("groups_ids", ids.clone())
+        .buffer("groups_order", order.clone())
+        .buffer("slices_largest", vec![7u64; slices])
+        .buffer("slices_counters", vec![0u32])
+        .buffer("round_record", record)
+        .buffer("round_rows", rows)
+        .buffer("round_drafts", vec![1000u32; most as usize])
+        .buffer("round_given", vec![given; most as usize])
         .scalar("count", count as u32)
-        .scalar("each", each as u32)
-        .scalar("most", most)
-        .expect("largest", largest, Bound::Exact)
-        .expect("counters", vec![0u32], Bound::Exact)
-        .expect("record", after, Bound::Exact)
-        .expect("rows", rows_after, Bound::Exact)
-        .expect("drafts", drafts_after, Bound::Exact)
+        .scalar("groups_each", each as u32)
+        .scalar("round_most", most)
+        .expect("slices_largest", largest, Bound::Exact)
+        .expect("slices_counters", vec![0u32], Bound::Exact)
+        .expect("round_record", after, Bound::Exact)
+        .expect("round_rows", rows_after, Bound::Exact)
+        .expect("round_drafts", drafts_after, Bound::Exact)
 }
 
 /// A round that is to be ended.
@@ -226,12 +227,12 @@ impl Round {
             .buffer("rows", rows)
             .buffer("record", two([POSITION, 1, 33, 3, drafted], [POSITION - 1, 1, 2, 3, 0]))
             .buffer("given", vec![4u32; most as usize])
-            .buffer("history", history)
+            .buffer("history_tokens", history)
             .scalar("history_len", history_len)
             .scalar("history_rows", history_rows)
             .expect("rows", rows_after, Bound::Exact)
             .expect("record", two([next, 1, picked(accepted), 3, 0], [next - 1, 1, accepted, 3, 0]), Bound::Exact)
             .expect("given", vec![0u32; most as usize], Bound::Exact)
-            .expect("history", history_after, Bound::Exact)
+            .expect("history_tokens", history_after, Bound::Exact)
     }
 }

@@ -1,9 +1,10 @@
-//! Cases of the experts of several rows, gathered by who chose them. The oracle is the kernel of one row, run for every row by itself: every
-//! result must have its bits.
+//! Cases of the experts of several rows, gathered by who chose them. The oracle is the kernel of one row, run for every
+//! row by itself: every result must have its bits.
 
 use std::sync::LazyLock;
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::BF16;
 use gemma4c_dsl::harness::{Case, Data};
 
 use super::moe;
@@ -16,6 +17,9 @@ use crate::kernels::moe::gate_up::GateUp;
 use crate::kernels::moe::gathered::down::GatheredDown;
 use crate::kernels::moe::gathered::gate_up::GatheredGateUp;
 
+/// What a form of the outputs holds of the values.
+type ToForm = fn(&[f32]) -> Data;
+
 /// Experts that the cases of one row choose from, besides as many as a row chooses.
 const MORE_EXPERTS: u32 = 3;
 
@@ -23,15 +27,20 @@ const MORE_EXPERTS: u32 = 3;
 fn shared(alone: &Case, name: &str, instance: gemma4c_dsl::Instance, x: &[f32], integer: bool) -> Case {
     let mut case = Case::new(format!("gathered {name}, {}", alone.name), instance);
     for (name, data) in &alone.buffers {
-        if case.instance.params().iter().any(|param| param.name == *name) && name != "x" {
+        if case.instance.params().iter().any(|param| param.name == *name) {
             case = case.buffer(name, data.clone());
         }
     }
+    activation_rows(case, "x", x, integer)
+}
+
+/// Activations as a gathered kernel takes them: codes, scales and sums, or floats.
+fn activation_rows(case: Case, view: &str, x: &[f32], integer: bool) -> Case {
     let int8 = Int8::of(x);
     let words = if integer { int8.codes } else { x.iter().map(|x| x.to_bits()).collect() };
-    case.buffer("x", words)
-        .buffer("xscale", if integer { int8.scales } else { vec![] })
-        .buffer("xsum", if integer { int8.sums } else { vec![] })
+    case.buffer(&format!("{view}_words"), words)
+        .buffer(&format!("{view}_scales"), if integer { int8.scales } else { vec![] })
+        .buffer(&format!("{view}_sums"), if integer { int8.sums } else { vec![] })
 }
 
 fn buffer(case: &Case, name: &str) -> Vec<f32> {
@@ -47,10 +56,19 @@ fn no_floats(_: &[f32]) -> Data {
     Vec::<f32>::new().into()
 }
 
+fn codes(x: &[f32]) -> Data {
+    let int8 = Int8::of(x);
+    (0..x.len()).map(|i| int8.code(i)).collect::<Vec<_>>().into()
+}
+
+fn no_bf16(_: &[f32]) -> Data {
+    Vec::<BF16>::new().into()
+}
+
 fn gate_up(of: GatheredGateUp) -> Case {
     let GatheredGateUp { dtype, hidden, k, top, dense, rows, quantised, multiprocessors, .. } = of;
-    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, known: false, multiprocessors };
-    let [alone, _] = moe::gate_up(one, [rows as usize; 2]);
+    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, prefetch_record: false, multiprocessors };
+    let alone = moe::gate_up(one, [rows as usize; 2]);
     let expected = simulated(vec![alone.clone()], "out");
     let x = buffer(&alone, "arrive_x");
     let instance = of.instance().expect("a shape that fits");
@@ -60,40 +78,32 @@ fn gate_up(of: GatheredGateUp) -> Case {
         0 => (Vec::new(), simulated(vec![], "dense_out")),
         _ => (buffer(&alone, "dense_arrive_x"), simulated(vec![alone.clone()], "dense_out")),
     };
-    let case = dense_activations(case, &dense_x, integer);
-    [("", expected), ("dense_", dense_expected)].into_iter().fold(case, |case, (of, expected)| {
-        let name = |what: &str| format!("{of}out{what}");
-        let left = |case: Case, read: [fn(&[f32]) -> Data; 4]| {
-            ["", "_xq", "_xscale", "_xsum"]
-                .iter()
-                .zip(read)
-                .fold(case, |case, (what, read)| case.expect_like(&name(what), &expected, read))
+    let case = activation_rows(case, "dense_x", &dense_x, integer);
+    [("out", expected), ("dense_out", dense_expected)].into_iter().fold(case, |case, (view, expected)| {
+        let forms: [(&str, ToForm); 5] = match quantised {
+            true => [
+                ("floats", no_floats),
+                ("rounded", no_bf16),
+                ("codes", codes),
+                ("scales", |x| Int8::of(x).scales.into()),
+                ("sums", |x| Int8::of(x).sums.into()),
+            ],
+            false => [
+                ("floats", as_they_are),
+                ("rounded", no_bf16),
+                ("codes", |_| Vec::<i8>::new().into()),
+                ("scales", no_floats),
+                ("sums", |_| Vec::<i32>::new().into()),
+            ],
         };
-        match quantised {
-            true => left(
-                case,
-                [no_floats, |x| Int8::of(x).codes.into(), |x| Int8::of(x).scales.into(), |x| Int8::of(x).sums.into()],
-            ),
-            false => left(case, [as_they_are, |_| Vec::<u32>::new().into(), no_floats, |_| Vec::<i32>::new().into()]),
-        }
+        forms.into_iter().fold(case, |case, (form, read)| case.expect_like(&format!("{view}_{form}"), &expected, read))
     })
-}
-
-/// The dense half's activations, by the names that they have beside the experts'.
-fn dense_activations(case: Case, x: &[f32], integer: bool) -> Case {
-    let int8 = Int8::of(x);
-    let words = if integer { int8.codes } else { x.iter().map(|x| x.to_bits()).collect() };
-    let case =
-        Case { buffers: case.buffers.into_iter().filter(|(name, _)| !name.starts_with("dense_x")).collect(), ..case };
-    case.buffer("dense_x", words)
-        .buffer("dense_xscale", if integer { int8.scales } else { vec![] })
-        .buffer("dense_xsum", if integer { int8.sums } else { vec![] })
 }
 
 fn down(of: GatheredDown) -> Case {
     let GatheredDown { dtype, outputs, k, top, dense, rows, multiprocessors, .. } = of;
-    let one = Down { dtype, outputs, k, top, dense, early: false, multiprocessors };
-    let [alone, _] = moe::down(one, [rows as usize; 2]);
+    let one = Down { dtype, outputs, k, top, dense, prefetch_choice: false, multiprocessors };
+    let alone = moe::down(one, [rows as usize; 2]);
     let x = buffer(&alone, "x");
     let instance = of.instance().expect("a shape that fits");
     let integer = format(dtype).integer;
@@ -102,14 +112,16 @@ fn down(of: GatheredDown) -> Case {
         0 => (Vec::new(), simulated(vec![], "dense_out")),
         _ => (buffer(&alone, "dense_x"), simulated(vec![alone.clone()], "dense_out")),
     };
-    let case = dense_activations(case, &dense_x, integer).expect_like("dense_out", &dense_expected, as_they_are);
-    case.buffer("products", vec![0.0f32; (rows * top * outputs) as usize])
+    activation_rows(case, "dense_x", &dense_x, integer)
+        .buffer("results_products", vec![0.0f32; (rows * top * outputs) as usize])
         .scalar("outputs", outputs)
         .scalar("rows", rows)
-        .expect_like("out", &simulated(vec![alone], "out"), as_they_are)
+        .expect_like("results_dense_out", &dense_expected, as_they_are)
+        .expect_like("results_out", &simulated(vec![alone], "out"), as_they_are)
 }
 
-/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without. Made once: it takes a while.
+/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense
+/// half and without. Made once: it takes a while.
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
     CASES.clone()

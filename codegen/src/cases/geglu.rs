@@ -2,7 +2,7 @@
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 
-use super::norm::left;
+use super::norm::written;
 use crate::kernels::geglu;
 use crate::kernels::outputs::Outputs;
 
@@ -38,12 +38,12 @@ pub fn case(name: &str, shape: Shape) -> Case {
     let grid = geglu::grid(&instance, width as u32, rows as u32);
     let case = Case::new(name, instance)
         .grid(grid)
-        .buffer("gate", gate)
-        .buffer("up", up)
+        .buffer("gate_values", gate)
+        .buffer("up_values", up)
         .scalar("width", width as u32)
         .scalar("gate_stride", gate_stride as u32)
         .scalar("up_stride", up_stride as u32);
-    left(case, outputs, &expected, CLOSE)
+    written(case, "out", outputs, &expected, CLOSE)
 }
 
 pub fn cases() -> Vec<Case> {

@@ -1,7 +1,7 @@
 //! What every kernel must do, as data: shapes, inputs, and what must come out by a plain oracle.
 //!
 //! A case knows nothing of who runs it: tests run it in the simulator and as host-compiled text, `gemma4c kernels --check`
-//! on a GPU. One file a family, with the family's oracles; `families.rs` names its `cases`.
+//! on a GPU. A file has the cases of a family, or some of them, with their oracles; `families.rs` puts them together.
 
 pub mod attention;
 mod cache;
@@ -21,11 +21,10 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod rows;
-pub mod run;
 pub mod sample;
-mod sound;
+pub mod sound;
 pub mod tower;
-mod tower_fast;
+pub mod tower_fast;
 pub mod wgmma;
 
 use gemma4c_dsl::harness::{Case, Reference, Simulator};

@@ -1,5 +1,5 @@
-//! Cases of the mixture of experts: routing with ties and few experts, alone and as the mixture's entry; the experts' products
-//! in every type, alone and with a dense half, for one row and for several, with rows past the end of a chunk.
+//! Cases of the mixture of experts: routing with ties and few experts, alone and as the mixture's entry; the experts'
+//! products in every type, alone and with a dense half, for one row and for several, with rows past the end of a chunk.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -7,7 +7,6 @@ use gemma4c_dsl::{BF16, Float, U32x4};
 
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
-use super::{gathered, grouped};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
@@ -17,15 +16,7 @@ use crate::kernels::outputs::Outputs;
 use crate::kernels::planes::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    routers()
-        .into_iter()
-        .chain(entries())
-        .chain(cancelling_entries())
-        .chain(types())
-        .chain(shapes())
-        .chain(gathered::cases())
-        .chain(grouped::sorts())
-        .collect()
+    routers().into_iter().chain(entries()).chain(cancelling_entries()).chain(types()).chain(shapes()).collect()
 }
 
 // ---- router ---------------------------------------------------------------------------------------------------------
@@ -36,9 +27,9 @@ const EPSILON: f32 = 0.02;
 /// Shared memory of a block, as all GPUs have it.
 const SHARED_BYTES: u32 = 99 << 10;
 
-/// Few experts and many, widths beyond what a warp has on its way, equal logits, one row on several blocks.
+/// Few experts and many, widths beyond what a warp has in flight, equal logits, one row on several blocks.
 pub fn routers() -> Vec<Case> {
-    // (width, experts, top, rows in the buffers, rows in the chunk, blocks a row; 0: plain)
+    // (width, experts, top, rows in the buffers, rows in the chunk, blocks a row)
     let shapes = [
         (64, 4, 2, 3, 2, 1),
         (1060, 40, 8, 1, 1, 3),
@@ -48,8 +39,6 @@ pub fn routers() -> Vec<Case> {
         (96, 128, 8, 1, 1, 16),
         (96, 20, 4, 7, 6, 3),
         (32, 3, 3, 1, 1, 1),
-        (96, 128, 8, 2, 2, 0),
-        (64, 4, 2, 3, 2, 0),
     ];
     shapes
         .into_iter()
@@ -59,13 +48,13 @@ pub fn routers() -> Vec<Case> {
         .collect()
 }
 
-/// Routers that end attention's part and leave what both halves of the mixture read.
+/// Routers that end attention's part and write what both halves of the mixture read.
 pub fn entries() -> Vec<Case> {
     let of = |width, experts, top, outputs| Router {
         epsilon: EPSILON,
-        enters: Some(outputs),
-        known: true,
-        peers: 16,
+        input_forms: Some(outputs),
+        prefetch_record: true,
+        max_cluster: 16,
         ..Router::new(width, experts, top)
     };
     let (floats, bf16, int8) = (Outputs::FLOATS, Outputs::BF16, Outputs::INT8);
@@ -84,7 +73,7 @@ pub fn entries() -> Vec<Case> {
 
 /// The same where a channel of the residual is thousands of times the rest, and the update cancels it.
 pub fn cancelling_entries() -> Vec<Case> {
-    let router = Router { epsilon: EPSILON, enters: Some(Outputs::FLOATS), ..Router::new(96, 16, 4) };
+    let router = Router { epsilon: EPSILON, input_forms: Some(Outputs::FLOATS), ..Router::new(96, 16, 4) };
     let of = |size, blocks| routing_after(router, 1, 1, blocks, Some(size));
     [5_000.0, 20_000.0, 50_000.0].into_iter().flat_map(|size| [of(size, 1), of(size, 3)]).collect()
 }
@@ -98,7 +87,7 @@ fn inverse_rms(x: &[f32]) -> f64 {
     1.0 / (mean + f64::from(EPSILON)).sqrt()
 }
 
-/// What an entry is given and leaves besides the routing: `x` are the rows after the residual.
+/// What an entry is given and writes besides the routing: `x` are the rows after the residual.
 fn entered(
     mut case: Case,
     outputs: Outputs,
@@ -109,7 +98,7 @@ fn entered(
     random: &mut Random,
 ) -> Case {
     let unwritten = |per: usize| active * width / per..rows * width / per;
-    case = case.buffer("update", update).buffer("post_norm", post);
+    case = case.buffer("rows_update", update).buffer("norms_post", post);
     case = case.expect("residual", x.to_vec(), close).except(unwritten(1));
     for half in ["dense", "expert"] {
         let norm = random.floats(width, 0.5, 1.5);
@@ -118,11 +107,11 @@ fn entered(
             x.iter().zip(&norm).map(|(x, norm)| (f64::from(*x) * factor * f64::from(*norm)) as f32).collect()
         };
         let normed: Vec<f32> = x.chunks_exact(width).flat_map(of_row).collect();
-        case = case.buffer(&format!("{half}_norm"), norm);
-        let name = |form: &str| format!("{half}_{form}");
+        case = case.buffer(&format!("norms_{half}"), norm);
+        let name = |form: &str| format!("{half}_out_{form}");
         case = match outputs.floats {
-            true => case.expect(&name("out"), normed.clone(), close).except(unwritten(1)),
-            false => case.buffer(&name("out"), Vec::<f32>::new()),
+            true => case.expect(&name("floats"), normed.clone(), close).except(unwritten(1)),
+            false => case.buffer(&name("floats"), Vec::<f32>::new()),
         };
         case = match outputs.bf16 {
             true => {
@@ -138,16 +127,16 @@ fn entered(
                 let codes: Vec<i8> = (0..normed.len()).map(|i| int8.code(i)).collect();
                 // A value beside a tie may go either way.
                 let one = Bound::Within { absolute: 1.0, relative: 0.0 };
-                case.expect(&name("xq"), codes, one)
+                case.expect(&name("codes"), codes, one)
                     .except(unwritten(1))
-                    .expect(&name("xscale"), int8.scales, close)
+                    .expect(&name("scales"), int8.scales, close)
                     .except(unwritten(32))
-                    .expect(&name("xsum"), int8.sums, Bound::Within { absolute: 3.0, relative: 0.0 })
+                    .expect(&name("sums"), int8.sums, Bound::Within { absolute: 3.0, relative: 0.0 })
                     .except(unwritten(32))
             }
             false => {
-                let case = case.buffer(&name("xq"), Vec::<i8>::new()).buffer(&name("xscale"), Vec::<f32>::new());
-                case.buffer(&name("xsum"), Vec::<i32>::new())
+                let case = case.buffer(&name("codes"), Vec::<i8>::new()).buffer(&name("scales"), Vec::<f32>::new());
+                case.buffer(&name("sums"), Vec::<i32>::new())
             }
         };
     }
@@ -156,15 +145,15 @@ fn entered(
 
 /// The parameters of a router that is no entry.
 fn without_entry(mut case: Case) -> Case {
-    for floats in ["post_norm", "dense_norm", "expert_norm", "update", "residual"] {
+    for floats in ["norms_post", "norms_dense", "norms_expert", "rows_update", "residual"] {
         case = case.buffer(floats, Vec::<f32>::new());
     }
     for half in ["dense", "expert"] {
-        case = case.buffer(&format!("{half}_out"), Vec::<f32>::new());
-        case = case.buffer(&format!("{half}_rounded"), Vec::<BF16>::new());
-        case = case.buffer(&format!("{half}_xq"), Vec::<i8>::new());
-        case = case.buffer(&format!("{half}_xscale"), Vec::<f32>::new());
-        case = case.buffer(&format!("{half}_xsum"), Vec::<i32>::new());
+        case = case.buffer(&format!("{half}_out_floats"), Vec::<f32>::new());
+        case = case.buffer(&format!("{half}_out_rounded"), Vec::<BF16>::new());
+        case = case.buffer(&format!("{half}_out_codes"), Vec::<i8>::new());
+        case = case.buffer(&format!("{half}_out_scales"), Vec::<f32>::new());
+        case = case.buffer(&format!("{half}_out_sums"), Vec::<i32>::new());
     }
     case
 }
@@ -176,7 +165,8 @@ fn routing(router: Router, rows: usize, active: usize, blocks: u32) -> Case {
 /// `massive`: the size of a channel that comes with the first row and that the update cancels.
 fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massive: Option<f32>) -> Case {
     // Blocks are clusters where there are as many as the router asks for.
-    let router = Router { peers: if blocks == router.cluster_blocks() { router.peers } else { 1 }, ..router };
+    let router =
+        Router { max_cluster: if blocks == router.cluster_blocks() { router.max_cluster } else { 1 }, ..router };
     let (width, experts, top) = (router.width as usize, router.experts as usize, router.top as usize);
     let mut random = Random::new((width * experts) as u64);
     let mut matrix = random.floats(experts * width, -1.0, 1.0);
@@ -196,7 +186,7 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
         x[MASSIVE] -= (f64::from(update[MASSIVE]) * inverse_rms(&update[..width]) * f64::from(post[MASSIVE])) as f32;
     }
     let given = x.clone();
-    if router.enters.is_some() {
+    if router.input_forms.is_some() {
         for (x, update) in x.chunks_exact_mut(width).zip(update.chunks_exact(width)) {
             let factor = inverse_rms(update);
             for i in 0..width {
@@ -233,9 +223,8 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     let close = Bound::Within { absolute: off, relative: off };
     // So many that all blocks may be clusters; or so few that a block has four rows, where there are so many.
     let all_blocks = rows as u32 * router.split_blocks();
-    let multiprocessors = if router.peers > 1 { all_blocks * 2 } else { all_blocks.div_ceil(4) };
+    let multiprocessors = if router.max_cluster > 1 { all_blocks * 2 } else { all_blocks.div_ceil(4) };
     let (name, instance, grid) = match blocks {
-        0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
         1 => {
             let tile = router.many_rows(rows as u32, 1, SHARED_BYTES);
             ("", router.instance(tile), [(rows as u32).div_ceil(tile), 1, 1])
@@ -243,7 +232,7 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
         _ => {
             let instance = router.split_instance(rows as u32, multiprocessors);
             (
-                if router.peers > 1 { "cluster, " } else { "split, " },
+                if router.max_cluster > 1 { "cluster, " } else { "split, " },
                 instance,
                 [(rows as u32).div_ceil(router.split_rows(rows as u32, multiprocessors)), blocks, 1],
             )
@@ -256,24 +245,24 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     let mut case = Case::new(name, instance.expect("any router fits"))
         .grid(grid)
         .buffer("router", matrix)
-        .buffer("scale", scale)
-        .buffer("x", given)
-        .buffer("state", vec![0, active as u32, 0])
-        .buffer("logits", vec![0.0f32; rows * experts])
-        .expect("logits", logits, close);
+        .buffer("norms_scale", scale)
+        .buffer("rows_x", given)
+        .buffer("rows_state", vec![0, active as u32, 0])
+        .buffer("routing_logits", vec![0.0f32; rows * experts])
+        .expect("routing_logits", logits, close);
     if blocks == 0 {
-        case = case.buffer("ids", vec![0u32; rows * top]).buffer("weights", vec![0.0f32; rows * top]);
+        case = case.buffer("routing_ids", vec![0u32; rows * top]).buffer("routing_shares", vec![0.0f32; rows * top]);
     } else {
         let counters = vec![0u32; grid[0] as usize];
-        case = case.buffer("counter", counters.clone()).expect("counter", counters, Bound::Exact);
-        case = match router.enters {
+        case = case.buffer("routing_counter", counters.clone()).expect("routing_counter", counters, Bound::Exact);
+        case = match router.input_forms {
             Some(outputs) => entered(case, outputs, &x, [rows, active, width], (update, post), close, &mut random),
             None => without_entry(case),
         };
     }
     let unwritten = active * top..rows * top;
-    let case = case.expect("ids", ids, Bound::Exact).except(unwritten.clone());
-    case.expect("weights", weights, close).except(unwritten)
+    let case = case.expect("routing_ids", ids, Bound::Exact).except(unwritten.clone());
+    case.expect("routing_shares", weights, close).except(unwritten)
 }
 
 // ---- experts --------------------------------------------------------------------------------------------------------
@@ -355,33 +344,23 @@ impl Experts {
     fn beside(&self, mut case: Case) -> Case {
         for (plane, bytes) in &self.matrix.planes {
             let side = format!("dense_side_{}", plane.name);
-            let param = if plane.name == "codes" { "dense_codes" } else { side.as_str() };
+            let param = if plane.name == "codes" { "codes_dense" } else { side.as_str() };
             case = case.buffer(param, Data::new(plane.element(), bytes.clone()));
         }
         case
     }
 
-    fn plain(&self, name: &str, instance: gemma4c_dsl::Instance) -> Case {
-        let int8 = Int8::of(&self.x);
-        let words = match format(self.matrix.dtype).integer {
-            true => int8.codes,
-            false => self.x.iter().map(|x| x.to_bits()).collect(),
-        };
-        let case = self.weights(&format!("plain, {name}"), instance);
-        case.buffer("x", words).buffer("xscale", int8.scales).buffer("xsum", int8.sums)
-    }
-
-    /// Everything but the activations.
-    fn weights(&self, name: &str, instance: gemma4c_dsl::Instance) -> Case {
+    /// Everything but the activations; `ids` is what the kernel calls the choice.
+    fn weights(&self, name: &str, ids: &str, instance: gemma4c_dsl::Instance) -> Case {
         let Self { matrix, count, top, rows, active, .. } = self;
         let name =
             format!("{name}, {}, {top} of {count} experts, {active} of {rows} rows of {}", matrix.dtype, matrix.k);
         let mut case = Case::new(name, instance);
         for (plane, bytes) in &matrix.planes {
-            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+            let param = if plane.name == "codes" { "codes_experts".to_owned() } else { format!("side_{}", plane.name) };
             case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
         }
-        case.buffer("ids", self.ids.clone()).buffer("state", vec![0, *active as u32, 0])
+        case.buffer(ids, self.ids.clone()).buffer("state", vec![0, *active as u32, 0])
     }
 }
 
@@ -407,38 +386,31 @@ fn gated(experts: &Experts, hidden: usize) -> (Vec<f32>, Bound) {
     (expected, Bound::Within { absolute: (size * 4e-6 * largest) as f32, relative: 1e-5 })
 }
 
-/// Fast and plain.
-pub(super) fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> [Case; 2] {
+pub(super) fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> Case {
     let (hidden, top, dense) = (gate_up.hidden as usize, gate_up.top as usize, gate_up.dense as usize);
     let experts = Experts::random(gate_up.dtype, 2 * hidden, gate_up.k as usize, top, rows, rows[0]);
     let (expected, bound) = gated(&experts, hidden);
     let unwritten = rows[1] * top * hidden..rows[0] * top * hidden;
     let name = format!("{hidden} hidden from {:?}, {dense} beside", gate_up.from);
-    let fast = experts.weights(&name, gate_up.instance().expect("a shape that fits"));
-    let fast = experts.arriving(fast, "arrive", gate_up.from).grid(gate_up.grid(rows[0] as u32));
-    let fast = match dense {
-        0 => fast.buffer("dense_codes", Vec::<U32x4>::new()).buffer("dense_out", Vec::<f32>::new()),
+    let case = experts.weights(&name, "ids", gate_up.instance().expect("a shape that fits"));
+    let case = experts.arriving(case, "arrive", gate_up.from).grid(gate_up.grid(rows[0] as u32));
+    let case = match dense {
+        0 => case.buffer("codes_dense", Vec::<U32x4>::new()).buffer("dense_out", Vec::<f32>::new()),
         _ => {
             let half = Experts::dense(gate_up.dtype, 2 * dense, gate_up.k as usize, rows);
             let (expected, bound) = gated(&half, dense);
-            let fast = half.arriving(half.beside(fast), "dense_arrive", gate_up.from);
-            fast.expect("dense_out", expected, bound).except(rows[1] * dense..rows[0] * dense)
+            let case = half.arriving(half.beside(case), "dense_arrive", gate_up.from);
+            case.expect("dense_out", expected, bound).except(rows[1] * dense..rows[0] * dense)
         }
     };
-    let plain = experts.plain(&name, gate_up.plain_instance().expect("a shape that fits")).grid([
-        gate_up.hidden.div_ceil(64),
-        (rows[0] * top) as u32,
-        1,
-    ]);
-    [fast, plain].map(|case| case.expect("out", expected.clone(), bound).except(unwritten.clone()))
+    case.expect("out", expected, bound).except(unwritten)
 }
 
-/// Fast and plain.
-pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
+pub(super) fn down(down: Down, rows: [usize; 2]) -> Case {
     let (outputs, top, dense) = (down.outputs as usize, down.top as usize, down.dense as usize);
     let experts = Experts::random(down.dtype, outputs, down.k as usize, top, rows, rows[0] * top);
     let mut random = Random::new(outputs as u64);
-    let weights = random.floats(rows[0] * top, 0.05, 0.5);
+    let shares = random.floats(rows[0] * top, 0.05, 0.5);
     let scales = random.floats(experts.count, 0.5, 1.5);
     let mut expected = vec![0.0f32; rows[0] * outputs];
     let mut size = 0.0f64;
@@ -447,7 +419,7 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
             let (mut sum, mut sum_size) = (0.0, 0.0);
             for j in row * top..(row + 1) * top {
                 let (product, product_size) = experts.product(experts.ids[j], output, j);
-                let factor = f64::from(weights[j]) * f64::from(scales[experts.ids[j] as usize]);
+                let factor = f64::from(shares[j]) * f64::from(scales[experts.ids[j] as usize]);
                 (sum, sum_size) = (sum + factor * product, sum_size + factor * product_size);
             }
             expected[row * outputs + output] = sum as f32;
@@ -457,11 +429,11 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
     let bound = |size: f64| Bound::Within { absolute: (size * 2e-6) as f32, relative: 1e-5 };
     let unwritten = rows[1] * outputs..rows[0] * outputs;
     let name = format!("{outputs} outputs, {dense} beside");
-    let fast = experts.weights(&name, down.instance(rows[0] as u32).expect("a shape that fits"));
-    let fast = fast.buffer("x", experts.x.clone()).grid(down.grid(rows[0] as u32));
-    let fast = match dense {
-        0 => fast
-            .buffer("dense_codes", Vec::<U32x4>::new())
+    let case = experts.weights(&name, "choice_ids", down.instance(rows[0] as u32).expect("a shape that fits"));
+    let case = case.buffer("x", experts.x.clone()).grid(down.grid(rows[0] as u32));
+    let case = match dense {
+        0 => case
+            .buffer("codes_dense", Vec::<U32x4>::new())
             .buffer("dense_x", Vec::<f32>::new())
             .buffer("dense_out", Vec::<f32>::new()),
         _ => {
@@ -469,36 +441,30 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
             let of = |at: usize| half.product(0, at % outputs, at / outputs);
             let products: Vec<(f64, f64)> = (0..rows[0] * outputs).map(of).collect();
             let size = products.iter().fold(0.0, |size: f64, (_, of)| size.max(*of));
-            half.beside(fast)
+            half.beside(case)
                 .buffer("dense_x", half.x.clone())
                 .expect("dense_out", products.iter().map(|(sum, _)| *sum as f32).collect::<Vec<_>>(), bound(size))
                 .except(unwritten.clone())
         }
     };
-    let plain = experts.plain(&name, down.plain_instance().expect("a shape that fits")).grid([
-        down.outputs.div_ceil(64),
-        rows[0] as u32,
-        1,
-    ]);
-    [fast, plain].map(|case| {
-        let case = case.buffer("weights", weights.clone()).buffer("expert_scale", scales.clone());
-        case.scalar("outputs", down.outputs).expect("out", expected.clone(), bound(size)).except(unwritten.clone())
-    })
+    let case = case.buffer("choice_shares", shares).buffer("choice_scales", scales);
+    case.scalar("outputs", down.outputs).expect("out", expected, bound(size)).except(unwritten)
 }
 
-/// Every type, fast and plain: gate and up, and down, with a dense half.
+/// Every type: gate and up, and down, with a dense half.
 pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
-        let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, known: true, multiprocessors: 132 };
-        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, early: true, multiprocessors: 132 };
-        gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
+        let up =
+            GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, prefetch_record: true, multiprocessors: 132 };
+        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, prefetch_choice: true, multiprocessors: 132 };
+        [gate_up(up, [1, 1]), down(back, [1, 1])]
     };
     DType::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Widths beyond what is on its way at once, more outputs than warps, several rows, rows past the end, activations quantised on
-/// arrival.
+/// Widths beyond what is in flight at once, more outputs than warps, several rows, rows past the end, activations
+/// quantised on arrival.
 pub fn shapes() -> Vec<Case> {
     use Activations::{F32, Int8};
     let up = |dtype, hidden, k, top, from, dense| GateUp {
@@ -508,12 +474,19 @@ pub fn shapes() -> Vec<Case> {
         top,
         from,
         dense,
-        known: false,
+        prefetch_record: false,
         multiprocessors: 132,
     };
-    let back =
-        |dtype, outputs, k, top, dense| Down { dtype, outputs, k, top, dense, early: false, multiprocessors: 132 };
-    let cases = [
+    let back = |dtype, outputs, k, top, dense| Down {
+        dtype,
+        outputs,
+        k,
+        top,
+        dense,
+        prefetch_choice: false,
+        multiprocessors: 132,
+    };
+    vec![
         gate_up(up(DType::Q4_0, 3, 3168, 1, F32, 0), [1, 1]),
         gate_up(up(DType::Q8_0, 35, 96, 3, Int8, 40), [3, 2]),
         gate_up(up(DType::Q8_0, 1400, 32, 2, F32, 300), [1, 1]),
@@ -522,8 +495,7 @@ pub fn shapes() -> Vec<Case> {
         down(back(DType::Q5_0, 18, 96, 3, 32), [3, 2]),
         down(back(DType::Q4_0, 2000, 32, 2, 64), [1, 1]),
         down(back(DType::BF16, 17, 96, 8, 64), [2, 2]),
-        // What is asked for before the wait, for a row that is not there, too.
-        down(Down { early: true, ..back(DType::Q8_0, 40, 704, 2, 2112) }, [2, 1]),
-    ];
-    cases.into_iter().flatten().collect()
+        // The loads before the wait, for a row that is not there, too.
+        down(Down { prefetch_choice: true, ..back(DType::Q8_0, 40, 704, 2, 2112) }, [2, 1]),
+    ]
 }

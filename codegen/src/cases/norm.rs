@@ -61,6 +61,20 @@ pub fn left(case: Case, outputs: Outputs, values: &[f32], close: Bound) -> Case 
     Int8::of(when(outputs.int8)).expected(case)
 }
 
+/// Expects the values in the forms that an instance writes, and nothing in the others: the view `out` of a kernel.
+pub fn written(case: Case, out: &str, outputs: Outputs, values: &[f32], close: Bound) -> Case {
+    let when = |there: bool| if there { values } else { &[] };
+    let rounded: Vec<BF16> = when(outputs.bf16).iter().map(|x| BF16::from_f32(*x)).collect();
+    let int8 = Int8::of(when(outputs.int8));
+    // A value between two bf16 may become either: a step is at most 1 / 128 of it. Likewise one between two codes.
+    let within = |absolute, relative| Bound::Within { absolute, relative };
+    case.expect(&format!("{out}_floats"), when(outputs.floats), close)
+        .expect(&format!("{out}_rounded"), rounded, within(1e-6, 1.0 / 128.0))
+        .expect(&format!("{out}_codes"), int8.codes, within(1.0, 0.0))
+        .expect(&format!("{out}_scales"), int8.scales, CLOSE)
+        .expect(&format!("{out}_sums"), int8.sums, within(2.0, 0.0))
+}
+
 /// Rows of very different sizes: the residual of a deep layer is thousands of times that of the first.
 fn rows(random: &mut Random, rows: usize, width: usize) -> Vec<f32> {
     (0..rows)
@@ -78,7 +92,7 @@ fn norm_case(width: usize, count: usize, weighted: bool, outputs: Outputs) -> Ca
         .buffer("x", x)
         .buffer("weight", if weighted { weight } else { Vec::new() })
         .scalar("epsilon", EPSILON);
-    left(case, outputs, &expected, CLOSE)
+    written(case, "out", outputs, &expected, CLOSE)
 }
 
 fn residual_case(width: usize, count: usize, of: Residual) -> Case {
@@ -108,16 +122,16 @@ fn residual_case(width: usize, count: usize, of: Residual) -> Case {
         .grid([count as u32, 1, 1])
         .buffer("h", h)
         .buffer("x", x)
-        .buffer("branch", when(of.branches, branch))
-        .buffer("x_weight", when(of.branches, x_weight))
+        .buffer("branch_values", when(of.branches, branch))
+        .buffer("branch_x_weight", when(of.branches, x_weight))
         .buffer("branch_weight", when(of.branches, branch_weight))
-        .buffer("weight", weight)
-        .buffer("layer_scale", when(of.scaled, layer_scale))
-        .buffer("next_weight", when(of.next, next_weight))
+        .buffer("norms_post", weight)
+        .buffer("norms_layer_scale", when(of.scaled, layer_scale))
+        .buffer("norms_next", when(of.next, next_weight))
         .scalar("epsilon", EPSILON);
     // Where the two terms of the sum cancel, the error is that of the terms.
     let sums = Bound::Within { absolute: 2e-4, relative: 4e-6 };
-    left(case.expect("h_out", h_out, sums), of.outputs, &out, CLOSE)
+    written(case.expect("h_out", h_out, sums), "out", of.outputs, &out, CLOSE)
 }
 
 fn plain_case(width: usize, count: usize, weighted: bool) -> Case {

@@ -1,4 +1,5 @@
-//! Cases of the per-layer embeddings: tables of every type, rows, layers that leave warps over, tokens beyond the table.
+//! Cases of the per-layer embeddings: tables of every type, rows, layers that leave warps over, tokens beyond the
+//! table.
 
 use gemma4c_blocks::{DType, reference};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -42,15 +43,15 @@ fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
     Case::new(format!("{dtype}, {layers} layers of {dim}, {rows} rows"), instance)
         .grid(grid)
         .buffer("projected", projected)
-        .buffer("tokens", tokens)
+        .buffer("rows_tokens", tokens)
         .buffer("weight", weight)
         .buffer("value_tensor", elements(dtype, bytes))
         .scalar("layers", layers as u32)
         .scalar("vocabulary", vocabulary as u32)
-        .scalar("token_stride", 1u32)
-        .scalar("projected_scale", projected_scale)
-        .scalar("gathered_scale", gathered_scale)
-        .scalar("out_scale", out_scale)
+        .scalar("rows_stride", 1u32)
+        .scalar("scales_projected", projected_scale)
+        .scalar("scales_gathered", gathered_scale)
+        .scalar("scales_out", out_scale)
         .scalar("epsilon", 1e-6f32)
         .expect("out", expected, Bound::Within { absolute: 2e-6 + largest * 1e-6, relative: 4e-6 })
 }
@@ -82,14 +83,14 @@ fn massive_step(size: f32) -> Case {
         }
     }
     let (width, inputs) = (width as u32, inputs as u32);
-    let step = Step { gate, projection, width, inputs, peers: 4, epsilon: NORM_EPSILON };
+    let step = Step { gate, projection, width, inputs, cluster_size: 4, epsilon: NORM_EPSILON };
     let mut case = step_after(step, vec![Layer::massive(width as usize, size, false)], gate_matrix);
     case.name += &format!(", massive channels of {size}");
     case
 }
 
 fn step_after(step: Step, layers: Vec<Layer>, gate_matrix: Repacked) -> Case {
-    let Step { gate, projection, width, inputs, peers, epsilon } = step;
+    let Step { gate, projection, width, inputs, cluster_size, epsilon } = step;
     let (k, n) = (width as usize, inputs as usize);
     let matrix = random_matrix(projection, k, n, 6);
     let of_product = Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) };
@@ -112,15 +113,15 @@ fn step_after(step: Step, layers: Vec<Layer>, gate_matrix: Repacked) -> Case {
     let bound = Bound::Within { absolute: 2.0 * code * weight + size * 2e-6, relative: 1e-5 };
     let count = layers.len();
     let of_rows = if count > 1 { format!(", {count} rows") } else { String::new() };
-    let name = format!("step, {gate} and {projection}, {width} and {inputs}, {peers} blocks{of_rows}");
+    let name = format!("step, {gate} and {projection}, {width} and {inputs}, {cluster_size} blocks{of_rows}");
     let concat = |of: &dyn Fn(&Layer) -> &[f32]| layers.iter().flat_map(|layer| of(layer).to_vec()).collect::<Vec<_>>();
     let loosest = layers.iter().map(|layer| layer.close).find(|close| *close != layers[0].close);
     let mut case = Case::new(name, step.instance().expect("whole groups of rows"))
         .grid(step.grid(count as u32))
         .buffer("post_norm", layers[0].post_norm.clone())
-        .buffer("x", concat(&|layer| &layer.x))
-        .buffer("update", concat(&|layer| &layer.update))
-        .buffer("by", by)
+        .buffer("rows_x", concat(&|layer| &layer.x))
+        .buffer("rows_update", concat(&|layer| &layer.update))
+        .buffer("by_values", by)
         .scalar("by_stride", by_stride as u32)
         .expect("residual", residuals, loosest.unwrap_or(layers[0].close))
         .expect("out", rows.iter().map(|(value, _)| *value as f32).collect::<Vec<_>>(), bound);
@@ -136,7 +137,14 @@ fn step_after(step: Step, layers: Vec<Layer>, gate_matrix: Repacked) -> Case {
 /// Every type; two types; widths that leave lanes, warps and blocks without work.
 fn steps() -> impl Iterator<Item = Case> {
     let epsilon = NORM_EPSILON;
-    let of = move |gate, projection, width, inputs, peers| Step { gate, projection, width, inputs, peers, epsilon };
+    let of = move |gate, projection, width, inputs, cluster_size| Step {
+        gate,
+        projection,
+        width,
+        inputs,
+        cluster_size,
+        epsilon,
+    };
     let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).integer);
     let every = types.map(move |dtype| of(dtype, dtype, 512, 256, 4));
     let others = [

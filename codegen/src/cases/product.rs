@@ -57,22 +57,18 @@ impl Problem {
         Self { product, matrix, x, addend, rows, expected, bound: Bound::Within { absolute, relative } }
     }
 
-    fn case(&self, tile: Option<Tile>) -> Case {
+    fn case(&self, tile: Tile) -> Case {
         let (outputs, rows) = (self.matrix.rows as u32, self.rows[0] as u32);
-        let (name, instance, grid) = match tile {
-            Some(tile) => {
-                (format!("{} x {}", tile.rows, tile.columns), self.product.instance(tile), tile.grid(rows, outputs))
-            }
-            None => ("plain".to_owned(), self.product.plain_instance(), [outputs.div_ceil(64), rows, 1]),
-        };
         let Product { dtype, k, out, .. } = self.product;
         let name = format!(
-            "{name}, {} of {rows} rows, {dtype} of {outputs} x {k} to {}, {} epilogues",
+            "{} x {}, {} of {rows} rows, {dtype} of {outputs} x {k} to {}, {} epilogues",
+            tile.rows,
+            tile.columns,
             self.rows[1],
             out.name(),
             self.product.epilogue.len()
         );
-        let mut case = Case::new(name, instance.expect("a shape that fits the kernel"));
+        let mut case = Case::new(name, self.product.instance(tile).expect("a shape that fits the kernel"));
         for (plane, bytes) in &self.matrix.planes {
             let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
             case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
@@ -80,10 +76,9 @@ impl Problem {
         if !self.product.epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
-        if tile.is_some() {
-            case = case.buffer("groups", Vec::<U32x4>::new()).buffer("order", Vec::<u32>::new());
-        }
-        case.grid(grid)
+        case.grid(tile.grid(rows, outputs))
+            .buffer("groups", Vec::<U32x4>::new())
+            .buffer("order", Vec::<u32>::new())
             .buffer("x", self.x.clone())
             .buffer("state", vec![0, self.rows[1] as u32, 0])
             .scalar("outputs", outputs)
@@ -93,14 +88,13 @@ impl Problem {
     }
 }
 
-/// Every type, fast and plain.
+/// Every type.
 pub fn types() -> Vec<Case> {
     let of = |dtype| {
         let product = Product { dtype, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
-        let problem = Problem::new(product, 11, [3, 3]);
-        [problem.case(Some(Tile::SMALL)), problem.case(None)]
+        Problem::new(product, 11, [3, 3]).case(Tile::SMALL)
     };
-    DType::ALL.into_iter().flat_map(of).collect()
+    DType::ALL.into_iter().map(of).collect()
 }
 
 /// Every tile, full and not; steps of 32 and of 64 values; one step and several.
@@ -109,22 +103,21 @@ pub fn shapes() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = Product { epilogue: vec![then_add::DEF], ..product(DType::Q4_0, 96, f32) };
     vec![
-        Problem::new(product(DType::Q4_0, 96, f32), 24, [1, 1]).case(Some(Tile::SMALL)),
-        Problem::new(product(DType::Q4_0, 96, f32), 70, [7, 7]).case(Some(Tile::SMALL)),
-        Problem::new(product(DType::Q4_0, 96, f32), 64, [33, 16]).case(Some(Tile::SMALL)),
-        Problem::new(product(DType::Q8_0, 128, f32), 65, [33, 33]).case(Some(Tile::MEDIUM)),
-        Problem::new(product(DType::Q8_0, 128, f32), 8, [70, 67]).case(Some(Tile::MEDIUM)),
-        Problem::new(product(DType::BF16, 64, bf16), 130, [7, 7]).case(Some(Tile::LARGE)),
-        Problem::new(product(DType::Q8_0, 32, f32), 131, [129, 129]).case(Some(Tile::LARGE)),
-        Problem::new(with_add.clone(), 19, [7, 5]).case(Some(Tile::SMALL)),
-        Problem::new(with_add, 19, [7, 5]).case(None),
+        Problem::new(product(DType::Q4_0, 96, f32), 24, [1, 1]).case(Tile::SMALL),
+        Problem::new(product(DType::Q4_0, 96, f32), 70, [7, 7]).case(Tile::SMALL),
+        Problem::new(product(DType::Q4_0, 96, f32), 64, [33, 16]).case(Tile::SMALL),
+        Problem::new(product(DType::Q8_0, 128, f32), 65, [33, 33]).case(Tile::MEDIUM),
+        Problem::new(product(DType::Q8_0, 128, f32), 8, [70, 67]).case(Tile::MEDIUM),
+        Problem::new(product(DType::BF16, 64, bf16), 130, [7, 7]).case(Tile::LARGE),
+        Problem::new(product(DType::Q8_0, 32, f32), 131, [129, 129]).case(Tile::LARGE),
+        Problem::new(with_add, 19, [7, 5]).case(Tile::SMALL),
     ]
 }
 
 /// The first row of each is the same product: alone, and with neighbours in other tiles.
 pub fn first_rows() -> Vec<Case> {
     let product = Product { dtype: DType::Q6K, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
-    let case = |rows, tile| Problem::new(product.clone(), 19, [rows, rows]).case(Some(tile));
+    let case = |rows, tile| Problem::new(product.clone(), 19, [rows, rows]).case(tile);
     vec![case(1, Tile::SMALL), case(20, Tile::SMALL), case(2, Tile::MEDIUM), case(3, Tile::LARGE)]
 }
 

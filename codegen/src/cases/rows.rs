@@ -1,7 +1,7 @@
 //! Cases of the products of several rows. The oracle is the product of one row, run for every row by itself: every result must have its
 //! bits.
 
-mod mixture;
+pub mod mixture;
 
 use std::sync::LazyLock;
 
@@ -12,8 +12,8 @@ use gemma4c_dsl::sim::Order;
 use super::matvec::{Layer, Problem, in_order, random_planes};
 use super::quantise::Int8;
 use super::simulated;
+use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
 use crate::kernels::rows::shape::{Cores, Tensor};
@@ -120,8 +120,17 @@ impl Batch {
         // The weights of the norms are those of every row.
         let case = self.rows[0].layer.give(of, Case::new(name, instance).grid([rows as u32, 1, 1]));
         let replaced = ["input_x", "update_x", "branch_x", "codes"];
+        let norm = |(name, data): (String, Data)| match name.strip_suffix("_norm") {
+            Some(which) => (format!("norms_{which}"), data),
+            None => (name, data),
+        };
         let mut case = Case {
-            buffers: case.buffers.into_iter().filter(|(name, _)| !replaced.contains(&name.as_str())).collect(),
+            buffers: case
+                .buffers
+                .into_iter()
+                .filter(|(name, _)| !replaced.contains(&name.as_str()))
+                .map(norm)
+                .collect(),
             expectations: Vec::new(),
             ..case
         };
@@ -135,7 +144,7 @@ impl Batch {
                 case = case.expect("residual_out", self.residuals(), Bound::Exact);
             }
         }
-        for stride in ["input_stride", "update_stride", "branch_stride"] {
+        for stride in ["strides_input", "strides_update", "strides_branch"] {
             case = case.scalar(stride, of.k);
         }
         let integer = format(of.dtype).integer;
@@ -145,24 +154,24 @@ impl Batch {
         let len = |there: bool, len: usize| if there { held * len } else { 0 };
         let sized = case
             .clone()
-            .expect("xq", vec![0u32; len(integer, k / 4)], Bound::Exact)
-            .expect("xscale", vec![0.0f32; len(integer, groups)], Bound::Exact)
-            .expect("xsum", vec![0i32; len(integer, groups)], Bound::Exact)
-            .expect("fine", vec![0u32; len(fine, k / 2)], Bound::Exact)
-            .expect("fine_sums", vec![0i32; len(fine, groups)], Bound::Exact)
-            .expect("values", vec![0.0f32; len(!integer, k)], Bound::Exact)
-            .expect("factor", vec![0.0f32; if normed { rows } else { 0 }], Bound::Exact);
+            .expect("out_codes", vec![0u32; len(integer, k / 4)], Bound::Exact)
+            .expect("out_scales", vec![0.0f32; len(integer, groups)], Bound::Exact)
+            .expect("out_sums", vec![0i32; len(integer, groups)], Bound::Exact)
+            .expect("out_fine", vec![0u32; len(fine, k / 2)], Bound::Exact)
+            .expect("out_fine_sums", vec![0i32; len(fine, groups)], Bound::Exact)
+            .expect("out_values", vec![0.0f32; len(!integer, k)], Bound::Exact)
+            .expect("out_factor", vec![0.0f32; if normed { rows } else { 0 }], Bound::Exact);
         let results = Simulator(Order::Forward).run(&sized).unwrap_or_else(|error| panic!("{error}"));
         let bytes = |param: &str| found(&sized, &results, param).bytes().to_vec();
         let activations = Activations {
-            x: if integer { bytes("xq") } else { bytes("values") },
-            xscale: bytes("xscale"),
-            xsum: bytes("xsum"),
-            fine: bytes("fine"),
-            fine_sums: bytes("fine_sums"),
-            factor: bytes("factor"),
+            x: if integer { bytes("out_codes") } else { bytes("out_values") },
+            xscale: bytes("out_scales"),
+            xsum: bytes("out_sums"),
+            fine: bytes("out_fine"),
+            fine_sums: bytes("out_fine_sums"),
+            factor: bytes("out_factor"),
         };
-        for param in ["xq", "xscale", "xsum", "fine", "fine_sums", "values", "factor"] {
+        for param in ["out_codes", "out_scales", "out_sums", "out_fine", "out_fine_sums", "out_values", "out_factor"] {
             case = case.expect(param, found(&sized, &results, param), Bound::Exact);
         }
         Some((case, activations))
@@ -298,14 +307,9 @@ const fn by_tiles(groups: u32, splits: u32, eights: u32, step: u32, stages: u32,
     Tiles { own: 4, step, groups, splits, eights, copiers: 0, stages, resident: true, panels: true, blocks }
 }
 
-/// The dense half of a mixture.
-pub fn mixtures() -> Vec<Case> {
-    mixture::cases()
-}
-
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-        types().into_iter().chain(shapes()).chain(tiles()).chain(rounded()).chain(fusions()).chain(mixtures()).collect()
+        types().into_iter().chain(shapes()).chain(tiles()).chain(rounded()).chain(fusions()).collect()
     });
     CASES.clone()
 }

@@ -1,10 +1,10 @@
-//! Cases of the sampler: ties, NaN, suppressed and masked tokens, vocabularies that leave threads and slices over, and picks that a
-//! plain f64 sampler makes alike.
+//! Cases of the sampler: ties, NaN, suppressed and masked tokens, vocabularies that leave threads and slices over, and
+//! picks that a plain f64 sampler makes alike.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 
 use crate::kernels::matvec::slots::then_softcap;
-use crate::kernels::sample::{self, Picker};
+use crate::kernels::sample::Picker;
 
 /// Larger first; of equal ones the lower token.
 fn sorted(logits: &[f32], suppress: &[u32]) -> Vec<(f32, u32)> {
@@ -112,7 +112,8 @@ fn masked(logits: &[f32], is_allowed: impl Fn(u32) -> bool) -> Vec<f32> {
     logits.iter().zip(0..).map(|(logit, token)| if is_allowed(token) { *logit } else { f32::NAN }).collect()
 }
 
-/// Three rows: the first and the last have masks of their own, the one between has none, although a mask lies in its place.
+/// Three rows: the first and the last have masks of their own, the one between has none, although a mask lies in its
+/// place.
 fn rows_by_masks(kept: u32, vocabulary: u32) -> Case {
     let picker = Picker { vocabulary, kept };
     let settings = Settings { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 5 };
@@ -142,21 +143,21 @@ fn rows_by_masks(kept: u32, vocabulary: u32) -> Case {
     Case::new(name, picker.pick(&[]).expect("a slice is a block"))
         .grid([picker.slices(), 3, 1])
         .buffer("logits", &logits[..])
-        .buffer("suppress", vec![3u32])
-        .buffer("masks", masks)
-        .buffer("largest", vec![7u64; 3 * slots])
-        .buffer("counters", vec![0u32; 3])
+        .buffer("excluded_tokens", vec![3u32])
+        .buffer("excluded_masks", masks)
+        .buffer("slices_largest", vec![7u64; 3 * slots])
+        .buffer("slices_counters", vec![0u32; 3])
         .buffer("records", records)
-        .buffer("history", vec![1000u32; 4])
+        .buffer("history_tokens", vec![1000u32; 4])
         .scalar("vocabulary", vocabulary)
-        .scalar("mask_words", vocabulary.div_ceil(32))
-        .scalar("suppressed", 1u32)
+        .scalar("excluded_mask_words", vocabulary.div_ceil(32))
+        .scalar("excluded_count", 1u32)
         .scalar("history_len", 1u32)
         .scalar("history_rows", 4u32)
-        .expect("largest", keys, Bound::Exact)
-        .expect("counters", vec![0u32; 3], Bound::Exact)
+        .expect("slices_largest", keys, Bound::Exact)
+        .expect("slices_counters", vec![0u32; 3], Bound::Exact)
         .expect("records", after, Bound::Exact)
-        .expect("history", history, Bound::Exact)
+        .expect("history_tokens", history, Bound::Exact)
 }
 
 /// A pick by a mask of so many words; too few are read beyond.
@@ -165,23 +166,24 @@ pub fn by_mask_of(words: u32) -> Case {
     Case::new(format!("a mask of {words} words for 70 tokens"), picker.pick(&[]).expect("a slice is a block"))
         .grid([picker.slices(), 1, 1])
         .buffer("logits", vec![1.0f32; 70])
-        .buffer("suppress", Vec::<u32>::new())
-        .buffer("masks", vec![0u32; words as usize])
-        .buffer("largest", vec![7u64; picker.slices() as usize])
-        .buffer("counters", vec![0u32])
+        .buffer("excluded_tokens", Vec::<u32>::new())
+        .buffer("excluded_masks", vec![0u32; words as usize])
+        .buffer("slices_largest", vec![7u64; picker.slices() as usize])
+        .buffer("slices_counters", vec![0u32])
         .buffer("records", record_with(&LARGEST, [3, 1, 5, 0, 0], 1))
-        .buffer("history", vec![9u32])
+        .buffer("history_tokens", vec![9u32])
         .scalar("vocabulary", 70u32)
-        .scalar("mask_words", 3u32)
-        .scalar("suppressed", 0u32)
+        .scalar("excluded_mask_words", 3u32)
+        .scalar("excluded_count", 0u32)
         .scalar("history_len", 1u32)
         .scalar("history_rows", 1u32)
-        .expect("largest", vec![0u64; picker.slices() as usize], Bound::Exact)
+        .expect("slices_largest", vec![0u64; picker.slices() as usize], Bound::Exact)
         .expect("records", record_with(&LARGEST, [4, 1, u32::MAX, 0, 1], 1), Bound::Exact)
-        .expect("history", vec![u32::MAX], Bound::Exact)
+        .expect("history_tokens", vec![u32::MAX], Bound::Exact)
 }
 
-/// Three rows, of which the second is free: each as it would be alone, with its own settings, into the column of the history that its record says.
+/// Three rows, of which the second is free: each as it would be alone, with its own settings, into the column of the
+/// history that its record says.
 fn rows_apart(kept: u32) -> Case {
     let vocabulary = 5000;
     let picker = Picker { vocabulary, kept };
@@ -216,21 +218,21 @@ fn rows_apart(kept: u32) -> Case {
     Case::new(format!("three rows, one of them free, {kept} kept"), picker.pick(&[]).expect("a slice is a block"))
         .grid([picker.slices(), 3, 1])
         .buffer("logits", &logits[..])
-        .buffer("suppress", Vec::<u32>::new())
-        .buffer("masks", Vec::<u32>::new())
-        .buffer("largest", vec![7u64; 3 * slots])
-        .buffer("counters", vec![0u32; 3])
+        .buffer("excluded_tokens", Vec::<u32>::new())
+        .buffer("excluded_masks", Vec::<u32>::new())
+        .buffer("slices_largest", vec![7u64; 3 * slots])
+        .buffer("slices_counters", vec![0u32; 3])
         .buffer("records", records)
-        .buffer("history", before)
+        .buffer("history_tokens", before)
         .scalar("vocabulary", vocabulary)
-        .scalar("mask_words", 0u32)
-        .scalar("suppressed", 0u32)
+        .scalar("excluded_mask_words", 0u32)
+        .scalar("excluded_count", 0u32)
         .scalar("history_len", 4u32)
         .scalar("history_rows", 4u32)
-        .expect("largest", keys, Bound::Exact)
-        .expect("counters", vec![0u32; 3], Bound::Exact)
+        .expect("slices_largest", keys, Bound::Exact)
+        .expect("slices_counters", vec![0u32; 3], Bound::Exact)
         .expect("records", after, Bound::Exact)
-        .expect("history", history, Bound::Exact)
+        .expect("history_tokens", history, Bound::Exact)
 }
 
 /// A loop's state before a pick, and what the pick is made from.
@@ -276,21 +278,21 @@ impl Pick<'_> {
         Case::new(name, picker.pick(&[]).expect("a slice is a block"))
             .grid([picker.slices(), 1, 1])
             .buffer("logits", logits)
-            .buffer("suppress", suppress)
-            .buffer("masks", Vec::<u32>::new())
-            .buffer("largest", vec![7u64; kept])
-            .buffer("counters", vec![0u32])
+            .buffer("excluded_tokens", suppress)
+            .buffer("excluded_masks", Vec::<u32>::new())
+            .buffer("slices_largest", vec![7u64; kept])
+            .buffer("slices_counters", vec![0u32])
             .buffer("records", record(position, 5, TICK))
-            .buffer("history", before)
+            .buffer("history_tokens", before)
             .scalar("vocabulary", picker.vocabulary)
-            .scalar("mask_words", 0u32)
-            .scalar("suppressed", suppress.len() as u32)
+            .scalar("excluded_mask_words", 0u32)
+            .scalar("excluded_count", suppress.len() as u32)
             .scalar("history_len", 8u32)
             .scalar("history_rows", 1u32)
-            .expect("largest", largest(picker, logits, suppress), Bound::Exact)
-            .expect("counters", vec![0u32], Bound::Exact)
+            .expect("slices_largest", largest(picker, logits, suppress), Bound::Exact)
+            .expect("slices_counters", vec![0u32], Bound::Exact)
             .expect("records", record(next, token, TICK + 1), Bound::Exact)
-            .expect("history", history, Bound::Exact)
+            .expect("history_tokens", history, Bound::Exact)
     }
 }
 
@@ -304,32 +306,25 @@ fn squashed(picker: Picker, cap: f32) -> Case {
     Case::new("softcap", picker.pick(&[then_softcap::DEF]).expect("a slice is a block"))
         .grid([picker.slices(), 1, 1])
         .buffer("logits", logits)
-        .buffer("suppress", Vec::<u32>::new())
-        .buffer("masks", Vec::<u32>::new())
-        .buffer("largest", vec![7u64; (picker.slices() * picker.kept) as usize])
-        .buffer("counters", vec![0u32])
+        .buffer("excluded_tokens", Vec::<u32>::new())
+        .buffer("excluded_masks", Vec::<u32>::new())
+        .buffer("slices_largest", vec![7u64; (picker.slices() * picker.kept) as usize])
+        .buffer("slices_counters", vec![0u32])
         .buffer("records", record(&LARGEST, [3, 1, 5, 0, 0]))
-        .buffer("history", vec![9u32])
+        .buffer("history_tokens", vec![9u32])
         .scalar("vocabulary", picker.vocabulary)
-        .scalar("mask_words", 0u32)
-        .scalar("suppressed", 0u32)
+        .scalar("excluded_mask_words", 0u32)
+        .scalar("excluded_count", 0u32)
         .scalar("history_len", 1u32)
         .scalar("history_rows", 1u32)
         .scalar("transform_cap", cap)
-        .expect("largest", largest(picker, &capped, &[]), bound)
+        .expect("slices_largest", largest(picker, &capped, &[]), bound)
         .expect("records", record(&LARGEST, [4, 1, token, 0, 1]), Bound::Exact)
-        .expect("history", vec![token], Bound::Exact)
+        .expect("history_tokens", vec![token], Bound::Exact)
 }
 
-fn plain(name: &str, logits: Vec<f32>) -> Case {
-    let token = sorted(&logits, &[])[0].1;
-    Case::new(name, sample::plain().expect("a warp is a block"))
-        .scalar("vocabulary", logits.len() as u32)
-        .buffer("logits", logits)
-        .expect("token", vec![token], Bound::Exact)
-}
-
-/// A thread has every 512th logit of a slice: here eight of the largest each, so that far more keys than are kept reach what the KEPT-th thread has.
+/// A thread has every 512th logit of a slice: here eight of the largest each, so that far more keys than are kept reach
+/// what the KEPT-th thread has.
 fn crowded(count: usize) -> Vec<f32> {
     let random = Random::new(3).floats(count, -12.0, 12.0);
     random.iter().enumerate().map(|(token, logit)| if token % 512 < 64 { logit + 100.0 } else { *logit }).collect()
@@ -385,7 +380,5 @@ pub fn cases() -> Vec<Case> {
         rows_by_masks(64, 4999),
         by_mask_of(3),
         squashed(picker(4999, 64), 30.0),
-        plain("argmax, plainly", random(77)),
-        plain("argmax of ties, plainly", tied(100)),
     ]
 }

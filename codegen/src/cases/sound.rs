@@ -1,4 +1,5 @@
-//! Cases of what a sound's frames need: convolutions of odd numbers of rows and columns, and rows that look back to before the first.
+//! Cases of what a sound's frames need: convolutions of odd numbers of rows and columns, and rows that look back to
+//! before the first.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::harness::{Bound, Case, Random};

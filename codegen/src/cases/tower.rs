@@ -1,4 +1,5 @@
-//! Cases of a tower's kernels: grids that are no squares, rows left over, heads of 64 and of 72, and what each refuses to touch.
+//! Cases of a tower's kernels: grids that are no squares, rows left over, heads of 64 and of 72, and what each refuses
+//! to touch.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::harness::{Bound, Case, Random};
@@ -34,8 +35,6 @@ pub fn cases() -> Vec<Case> {
         &[then_at_most::DEF, then_plus_weight::DEF],
     ];
     cases.extend(chains.iter().flat_map(|chain| [linked(chain, 40), linked(chain, 1)]));
-    cases.extend(super::tower_fast::cases());
-    cases.extend(super::sound::cases());
     cases
 }
 

@@ -1,4 +1,5 @@
-//! Cases of a tower's fast kernels: heads of 64 and 72 in tiles and attention by warpgroups over them, with patches left over; and what lies between clipped products.
+//! Cases of a tower's fast kernels: heads of 64 and 72 in tiles and attention by warpgroups over them, with patches
+//! left over; and what is between clipped products.
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float};
@@ -59,13 +60,13 @@ fn turned(x: &[f32], heads: usize, tiles: HeadTiles, patches: usize) -> Vec<BF16
     for (at, value) in x.iter().enumerate() {
         let (patch, head, i) = (at / width, at % width / dim, at % dim);
         let block = head * patches.div_ceil(128) * 2 + patch / 64;
-        let piece = (patch % 64 / 8) ^ (i % 8);
-        out[(block * tiles.values() as usize + i) * 64 + piece * 8 + patch % 8] = BF16::from_f32(*value);
+        let vector = (patch % 64 / 8) ^ (i % 8);
+        out[(block * tiles.values() as usize + i) * 64 + vector * 8 + patch % 8] = BF16::from_f32(*value);
     }
     out
 }
 
-/// Heads from their product to tiles. What lies beyond a head in a tile is nobody's, and stays as it was.
+/// Heads from their product to tiles. What a tile has beyond a head is not written.
 fn prepared(heads: usize, dim: usize, grid: [usize; 2], beside: bool) -> Case {
     let (count, width, quarter) = (grid[0] * grid[1], heads * dim, dim / 4);
     let tiles = HeadTiles::of(dim as u32).expect("heads that it takes");
@@ -106,7 +107,7 @@ fn prepared(heads: usize, dim: usize, grid: [usize; 2], beside: bool) -> Case {
     let (q, k, v) = match beside {
         false => (q, k, v),
         true => {
-            // Behind each other in every row, as one product leaves them; each starts where its first value lies.
+            // One after the other in every row, as one product writes them; each starts at its first value.
             let row = |row: usize| [&q, &k, &v].map(|x| x[row * width..][..width].to_vec()).concat();
             let all: Vec<f32> = (0..count).flat_map(row).collect();
             (all.clone(), all[width..].to_vec(), all[2 * width..].to_vec())
@@ -117,32 +118,32 @@ fn prepared(heads: usize, dim: usize, grid: [usize; 2], beside: bool) -> Case {
     let name = format!("{}x{} patches, {heads} heads of {dim} to tiles, rows of {stride}", grid[0], grid[1]);
     let case = Case::new(name, tiles.instance().expect("128 threads are a block"))
         .grid(HeadTiles::grid(heads as u32, patches))
-        .buffer("q", q)
-        .buffer("k", k)
-        .buffer("v", v)
-        .buffer("q_weight", q_weight.clone())
-        .buffer("k_weight", k_weight.clone())
+        .buffer("q_x", q)
+        .buffer("k_x", k)
+        .buffer("v_x", v)
         .buffer("q_low", one(clips[0], 0))
         .buffer("q_high", one(clips[0], 1))
         .buffer("k_low", one(clips[1], 0))
         .buffer("k_high", one(clips[1], 1))
         .buffer("v_low", one(clips[2], 0))
         .buffer("v_high", one(clips[2], 1))
-        .buffer("inverse_frequencies", inverse_frequencies(dim as u32 / 2, 100.0, None))
+        .buffer("norms_q_weight", q_weight.clone())
+        .buffer("norms_k_weight", k_weight.clone())
+        .scalar("norms_epsilon", epsilon)
+        .buffer("norms_inverse_frequencies", inverse_frequencies(dim as u32 / 2, 100.0, None))
         .buffer("grid", record(grid))
         .scalar("stride", stride as u32)
-        .scalar("blocks", HeadTiles::blocks(patches))
-        .scalar("epsilon", epsilon)
-        .expect("q_out", q_tiles, ROUNDED);
-    // Of heads of 72 a tile's last pieces, and a tile's last lines of values.
-    let is_piece = |at: usize| {
+        .scalar("tiles_blocks", HeadTiles::blocks(patches))
+        .expect("tiles_q", q_tiles, ROUNDED);
+    // Of heads of 72 a tile's last vectors, and a tile's last lines of values.
+    let is_vector = |at: usize| {
         at / 8192 % tiles.tiles() as usize * 64 + ((at % 64 / 8) ^ (at / 64 % 8)) * 8 < tiles.padded() as usize
     };
     let is_line = |at: usize| at / 64 % (tiles.values() as usize) < dim;
     let (of_queries, of_values) =
         (tiles.query_values(heads as u32, patches), tiles.value_values(heads as u32, patches));
-    let case = but(case, of_queries as usize, is_piece).expect("k_out", k_tiles, ROUNDED);
-    let case = but(case, of_queries as usize, is_piece).expect("v_out", v_tiles, ROUNDED);
+    let case = but(case, of_queries as usize, is_vector).expect("tiles_k", k_tiles, ROUNDED);
+    let case = but(case, of_queries as usize, is_vector).expect("tiles_v", v_tiles, ROUNDED);
     but(case, of_values as usize, is_line)
 }
 
@@ -172,11 +173,11 @@ fn attended(heads: usize, dim: usize, grid: [usize; 2], warpgroups: u32, clips: 
     );
     let case = Case::new(name, kernel.instance(epilogue).expect("warpgroups that fit"))
         .grid(kernel.grid(heads as u32, count as u32))
-        .buffer("q", tiled(&scaled, heads, tiles, count))
-        .buffer("k", tiled(&k, heads, tiles, count))
-        .buffer("v", turned(&v, heads, tiles, count))
+        .buffer("tiles_q", tiled(&scaled, heads, tiles, count))
+        .buffer("tiles_k", tiled(&k, heads, tiles, count))
+        .buffer("tiles_v", turned(&v, heads, tiles, count))
         .buffer("grid", record(grid))
-        .scalar("blocks", HeadTiles::blocks(count as u32))
+        .scalar("tiles_blocks", HeadTiles::blocks(count as u32))
         .expect("out", expected, Bound::Within { absolute: 6e-3, relative: 1e-2 });
     if !clips {
         return case;
@@ -217,22 +218,22 @@ fn normed(width: usize, rows: usize, residual: bool, clips: usize) -> Case {
     let instance = clipped::norm(width as u32, residual, clips as u32).expect("a row of threads is a block");
     Case::new(name, instance)
         .grid([rows as u32, 1, 1])
-        .buffer("h", if residual { h } else { Vec::new() })
+        .buffer("residual_before", if residual { h } else { Vec::new() })
         .buffer("x", x)
-        .buffer("weight", if residual { weight } else { Vec::new() })
-        .buffer("next_weight", if clips > 0 { next } else { Vec::new() })
-        .buffer("x_low", one(entry, 0))
-        .buffer("x_high", one(entry, 1))
+        .buffer("residual_weight", if residual { weight } else { Vec::new() })
+        .buffer("copies_weight", if clips > 0 { next } else { Vec::new() })
+        .buffer("entry_low", one(entry, 0))
+        .buffer("entry_high", one(entry, 1))
         .buffer("first_low", one(bounds[0], 0))
         .buffer("first_high", one(bounds[0], 1))
         .buffer("second_low", one(bounds[1], 0))
         .buffer("second_high", one(bounds[1], 1))
         .buffer("third_low", one(bounds[2], 0))
         .buffer("third_high", one(bounds[2], 1))
-        .scalar("part", (rows * width) as u32)
+        .scalar("copies_part", (rows * width) as u32)
         .scalar("epsilon", epsilon)
-        .expect("h_out", if residual { sums } else { Vec::new() }, close)
-        .expect("rounded", copies.concat(), ROUNDED)
+        .expect("residual_after", if residual { sums } else { Vec::new() }, close)
+        .expect("copies_rounded", copies.concat(), ROUNDED)
 }
 
 fn gated(width: usize, stride: usize, rows: usize, of: ElementType) -> Case {
@@ -261,12 +262,12 @@ fn gated(width: usize, stride: usize, rows: usize, of: ElementType) -> Case {
     .grid([width.div_ceil(1024) as u32, rows as u32, 1])
     .buffer("gate", data(&gate))
     .buffer("up", data(&up))
-    .buffer("gate_low", one(bounds[0], 0))
-    .buffer("gate_high", one(bounds[0], 1))
-    .buffer("up_low", one(bounds[1], 0))
-    .buffer("up_high", one(bounds[1], 1))
-    .buffer("low", one(bounds[2], 0))
-    .buffer("high", one(bounds[2], 1))
+    .buffer("gate_bounds_low", one(bounds[0], 0))
+    .buffer("gate_bounds_high", one(bounds[0], 1))
+    .buffer("up_bounds_low", one(bounds[1], 0))
+    .buffer("up_bounds_high", one(bounds[1], 1))
+    .buffer("out_bounds_low", one(bounds[2], 0))
+    .buffer("out_bounds_high", one(bounds[2], 1))
     .scalar("width", width as u32)
     .scalar("stride", stride as u32)
     .expect("out", expected, ROUNDED)

@@ -4,8 +4,8 @@ use gemma4c_dsl::{ElementType, LaunchArguments};
 use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
 use gemma4c_plan::cuda::{Form, RECORD_WORDS, Range, Region};
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::{Int8Span, Span};
 use super::memory::CachePlace;
 use super::phase::{PartsPlace, PhaseBuilder, Work};
@@ -13,10 +13,11 @@ use crate::kernels::attention::Attention;
 use crate::kernels::attention::combine::{attention_combine, attention_combine_int8};
 use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
-use crate::kernels::attention::keep::keep_rows;
+use crate::kernels::attention::keep::{RingViewArguments, keep_rows};
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
-use crate::kernels::attention::step::{Early, StepOut, attention_step, keep_floats, keep_int8};
+use crate::kernels::attention::step::{Early, StepOut, attention_step, output_floats, output_int8};
+use crate::kernels::attention::view::{PartialResultsArguments, ProjectionsArguments, StageViewArguments};
 use crate::kernels::attention::warpgroups::attention_warpgroups;
 use crate::kernels::heads;
 use crate::passes::cache_of;
@@ -30,10 +31,10 @@ impl PhaseBuilder<'_, '_> {
         Ok((cache, self.common.can.attention(self.graph(), cache, heads, cluster)))
     }
 
-    /// The records by which an attention looks at keys, and its window. What looks only before its own position looks from the one before, where the window is one
-    /// less.
+    /// The records by which an attention looks at keys, and its window. What looks only before its own position looks
+    /// from the one before, where the window is one less.
     fn seen_from(&self, group: &Group, node: NodeId, window: u32) -> (Span, u32) {
-        match (self.graph().node(node).op, self.drafts_for()) {
+        match (self.graph().node(node).op, self.drafter_places()) {
             (Op::AttentionBefore { .. }, Some(places)) => {
                 let bytes = RECORD_WORDS as u64 * 4;
                 let window = if window == u32::MAX { window } else { window - 1 };
@@ -78,28 +79,20 @@ impl PhaseBuilder<'_, '_> {
             k_weight = self.common.weights.floats(kv.k_weight)?;
             cache = self.store_place(group, kv.cache)?;
         }
-        let arguments = heads::heads::Arguments {
+        let raw = ProjectionsArguments {
             q,
             k,
             v,
             q_weight,
             k_weight,
             inverse_frequencies: frequencies,
-            state,
-            pages: cache.pages,
-            q_out,
-            k_cache: cache.keys,
-            v_cache: cache.values,
             q_stride,
             k_stride,
             v_stride,
-            capacity: cache.capacity,
             epsilon: of.eps,
-            window: cache.window,
-            record_stride: self.record_stride(group),
-            max_pages: cache.max_pages,
-            page_stride: cache.page_stride,
         };
+        let (record_stride, kv) = (self.record_stride(group), cache.view_mut());
+        let arguments = heads::heads::Arguments { raw, state, record_stride, q_out, kv };
         let values = (q_heads + 2 * kv_heads) as u64 * of.dim as u64 * rows as u64;
         let work = Work { bytes: values * 4, flops: 0 };
         self.launch(kind.instance()?, kind.grid(rows), arguments, &group.nodes, work, "norms, rotation and store")?;
@@ -142,80 +135,46 @@ impl PhaseBuilder<'_, '_> {
         let (own, int8) = (of.kv.is_some(), form == Form::Int8);
         let (splits, segment) = (layer.splits(), layer.segment());
         let (q_weight, inverse_frequencies) = (self.common.weights.floats(queries.weight)?, self.frequencies(of)?);
-        let CachePlace { keys: k_cache, values: v_cache, pages, capacity, max_pages, page_stride, .. } = place;
-        let (q, q_stride, state, window, epsilon) =
-            (raw.start, raw.stride, self.state(group), layer.window_scalar(), of.eps);
+        let (q, q_stride, state, epsilon) = (raw.start, raw.stride, self.state(group), of.eps);
+        let heads = ProjectionsArguments {
+            q,
+            k,
+            v,
+            q_weight,
+            k_weight,
+            inverse_frequencies,
+            q_stride,
+            k_stride,
+            v_stride,
+            epsilon,
+        };
+        let kv = place.view_mut();
+        let parts = PartialResultsArguments { extrema, values, counters };
         let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(result, width);
-        let (floats, codes) = (keep_floats::Arguments { out: result }, keep_int8::Arguments { xq, xscale, xsum });
+        let (floats, codes) = (output_floats::Arguments { out: result }, output_int8::Arguments { xq, xscale, xsum });
         let (instance, grid, arguments, how): (_, _, LaunchArguments<Span>, _) = match layer.sharing(rows, own)? {
             Some(sharing) => {
                 let clusters = sharing.clusters;
-                let arguments = attention_rows::Arguments {
-                    q,
-                    k,
-                    v,
-                    q_weight,
-                    k_weight,
-                    inverse_frequencies,
-                    state,
-                    pages,
-                    k_cache,
-                    v_cache,
-                    extrema,
-                    values,
-                    counters,
-                    window,
-                    segment,
-                    splits,
-                    clusters,
-                    capacity,
-                    epsilon,
-                    q_stride,
-                    k_stride,
-                    v_stride,
-                    max_pages,
-                    page_stride,
-                };
-                let keep = attention_rows::slot::keep;
-                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let arguments = attention_rows::Arguments { heads, state, kv, parts, segment, splits, clusters };
+                let write = attention_rows::slot::write;
+                let arguments =
+                    if int8 { arguments.with_slot(write, codes) } else { arguments.with_slot(write, floats) };
                 let (blocks, group) = (sharing.peers * clusters, layer.peers());
                 let how = format!("{blocks} blocks a head, each {} splits of every {group}", sharing.turns);
                 (layer.rows(own, int8, sharing)?, layer.rows_grid(rows, sharing), arguments, how)
             }
             None => {
-                let arguments = attention_step::Arguments {
-                    q,
-                    k,
-                    v,
-                    q_weight,
-                    k_weight,
-                    inverse_frequencies,
-                    state,
-                    pages,
-                    k_cache,
-                    v_cache,
-                    extrema,
-                    values,
-                    counters,
-                    window,
-                    segment,
-                    grouped: layer.grouped(),
-                    capacity,
-                    epsilon,
-                    q_stride,
-                    k_stride,
-                    v_stride,
-                    max_pages,
-                    page_stride,
-                };
-                let keep = attention_step::slot::keep;
-                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let grouped = layer.grouped();
+                let arguments = attention_step::Arguments { heads, state, kv, parts, segment, grouped };
+                let write = attention_step::slot::write;
+                let arguments =
+                    if int8 { arguments.with_slot(write, codes) } else { arguments.with_slot(write, floats) };
                 let how = match layer.peers() {
                     1 if splits == 1 => "no merge".to_owned(),
                     1 => "merged through memory".to_owned(),
                     peers => format!("merged in clusters of {peers} blocks"),
                 };
-                let early = match layer.starts_early() && self.is_settled(&[k_cache, v_cache]) {
+                let early = match layer.starts_early() && self.is_settled(&[kv.k, kv.v]) {
                     _ if !self.is_settled(&[state]) => Early::Nothing,
                     true => Early::Caches,
                     false => Early::Records,
@@ -244,18 +203,12 @@ impl PhaseBuilder<'_, '_> {
         let values = self.buffer(layer.values_len(rows) * 4);
         let arguments = attention_decode::Arguments {
             q: query,
-            k: place.keys,
-            v: place.values,
+            kv: CachePlace { window, ..place }.view(),
             state,
-            pages: place.pages,
             extrema,
             values,
-            window,
             segment: layer.segment(),
-            capacity: place.capacity,
             record_stride: self.record_stride(group),
-            max_pages: place.max_pages,
-            page_stride: place.page_stride,
         };
         let bytes = self.visible_bytes(cache) * rows as u64;
         let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
@@ -305,12 +258,14 @@ impl PhaseBuilder<'_, '_> {
             k_stage,
             v_stage,
             state: self.state(group),
-            k_cache: place.keys,
-            v_cache: place.values,
+            ring: RingViewArguments {
+                k: place.keys,
+                v: place.values,
+                width: layer.row_len(),
+                capacity: place.capacity,
+                page_stride: place.page_stride,
+            },
             rows,
-            width: layer.row_len(),
-            capacity: place.capacity,
-            page_stride: place.page_stride,
         };
         let kept = rows.min(place.capacity) as u64;
         let bytes = 4 * kept * layer.row_len() as u64 * self.common.can.kv.bytes();
@@ -326,10 +281,10 @@ impl PhaseBuilder<'_, '_> {
         let bf16 = self.schedule.forms(node).bf16;
         let (form, element) = if bf16 { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
         let out = self.alloc_value(node, form, rows);
-        let CachePlace { keys: k, values: v, pages, window, capacity, max_pages, page_stride } = place;
-        let (q, group_heads) = (query, layer.group);
+        let (q, kv, group_heads) = (query, place.view(), layer.group);
         let stage = self.stages.get(&cache).copied();
-        let ([k_stage, v_stage], staged) = (stage.unwrap_or_default(), stage.is_some().into());
+        let [k, v] = stage.unwrap_or_default();
+        let stage = StageViewArguments { k, v, is_used: stage.is_some().into() };
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
@@ -346,22 +301,7 @@ impl PhaseBuilder<'_, '_> {
             let tile = layer.block_rows(block);
             let why = format!("{rows} rows: warpgroups, tiles of {tile} rows by {group_heads} heads on the same keys");
             let why = Choice::because(why).over("warps: their products wait for each other");
-            let arguments = attention_warpgroups::Arguments {
-                q,
-                k,
-                v,
-                k_stage,
-                v_stage,
-                state,
-                pages,
-                out,
-                group: group_heads,
-                window,
-                capacity,
-                max_pages,
-                page_stride,
-                staged,
-            };
+            let arguments = attention_warpgroups::Arguments { q, kv, stage, state, out, group: group_heads };
             let arguments: LaunchArguments<Span> = match reach {
                 Some(reach) => arguments.with_slot(attention_warpgroups::slot::reach, reach),
                 None => arguments.into(),
@@ -376,22 +316,7 @@ impl PhaseBuilder<'_, '_> {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let why = Choice::because(why).over(format!("warpgroups: {none}"));
                 let grid = flash.grid(&layer, rows);
-                let arguments = attention_flash::Arguments {
-                    q,
-                    k,
-                    v,
-                    k_stage,
-                    v_stage,
-                    state,
-                    pages,
-                    out,
-                    group: group_heads,
-                    window,
-                    capacity,
-                    max_pages,
-                    page_stride,
-                    staged,
-                };
+                let arguments = attention_flash::Arguments { q, kv, stage, state, out, group: group_heads };
                 let arguments: LaunchArguments<Span> = match reach {
                     Some(reach) => arguments.with_slot(attention_flash::slot::reach, reach),
                     None => arguments.into(),
@@ -401,23 +326,8 @@ impl PhaseBuilder<'_, '_> {
             None => {
                 let why = "keys and values in f32: the plain kernel";
                 let record_stride = self.record_stride(group);
-                let arguments = attention_plain::Arguments {
-                    q,
-                    k,
-                    v,
-                    k_stage,
-                    v_stage,
-                    state,
-                    pages,
-                    out,
-                    group: group_heads,
-                    window,
-                    capacity,
-                    record_stride,
-                    max_pages,
-                    page_stride,
-                    staged,
-                };
+                let arguments =
+                    attention_plain::Arguments { q, kv, stage, state, out, group: group_heads, record_stride };
                 let arguments: LaunchArguments<Span> = match reach {
                     Some(reach) => arguments.with_slot(attention_plain::slot::reach, reach),
                     None => arguments.into(),

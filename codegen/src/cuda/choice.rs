@@ -1,10 +1,12 @@
-//! Why a launch is what it is: the reason, and what would have been taken otherwise. A plan carries both for every step.
+//! Why a launch is what it is: the reason, and what would have been taken otherwise. A plan carries both for every
+//! step.
 //!
-//! A reason is of that very step: which rule decided, and by which of the step's own sizes. Figures that were measured on other
-//! steps or other models decide the rules' constants ([`crate::measured`]) and are not quoted here.
+//! A reason is of that very step: which rule decided, and by which of the step's own sizes. Figures that were measured
+//! on other steps or other models decide the rules' constants ([`crate::measured`]) and are not quoted here.
 
+use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::Product;
-use crate::kernels::matvec::shape::{LaunchShape, Ranked, ranked_shapes};
+use crate::kernels::matvec::shape::{Ranked, ranked_shapes};
 use crate::target::Target;
 
 /// The words of a choice.

@@ -4,31 +4,37 @@ use gemma4c_dsl::{ElementType, Filled, LaunchArguments};
 use gemma4c_graph::{Clip, ClippedGeglu, ClippedNorm, Group, NodeId, Op, PatchHeads, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::Span;
 use super::phase::{PhaseBuilder, Place, Work};
 use crate::kernels::heads::inverse_frequencies;
-use crate::kernels::tower::clipped::{self, clipped_geglu, clipped_norm};
-use crate::kernels::tower::heads::{HeadTiles, patch_heads};
-use crate::kernels::tower::warpgroups::{PatchAttention, patch_attention};
+use crate::kernels::tower::clipped::{
+    self, ClipBoundsArguments, ClippedCopiesArguments, ClippedResidualArguments, clipped_geglu, clipped_norm,
+};
+use crate::kernels::tower::heads::{
+    HeadTiles, PatchNormsArguments, PatchProjectionArguments, PatchTilesOutArguments, patch_heads,
+};
+use crate::kernels::tower::warpgroups::{PatchAttention, PatchTilesArguments, patch_attention};
 use crate::kernels::tower::{then_at_least, then_at_most};
 
 impl PhaseBuilder<'_, '_> {
     /// The bounds of a value: infinite where it has none.
-    fn bounds(&mut self, clip: Clip) -> Result<[Span; 2], LowerError> {
+    fn bounds(&mut self, clip: Clip) -> Result<ClipBoundsArguments<Span>, LowerError> {
         let mut bound = |weight: Option<WeightId>, name: &str, none: f32| match weight {
             Some(weight) => self.common.weights.floats(weight),
             None => Ok(self.common.weights.constant(name, vec![none])),
         };
-        Ok([bound(clip.low, "no least value", f32::NEG_INFINITY)?, bound(clip.high, "no most value", f32::INFINITY)?])
+        let low = bound(clip.low, "no least value", f32::NEG_INFINITY)?;
+        let high = bound(clip.high, "no most value", f32::INFINITY)?;
+        Ok(ClipBoundsArguments { low, high })
     }
 
-    /// What a product of several values multiplies: they lie behind each other.
+    /// What a product of several values multiplies: they are stored one after the other.
     pub fn stacked(&self, of: &Product) -> Result<Span, LowerError> {
         match self.stacks.get(&of.input) {
             Some((nodes, place)) if of.inputs().eq(nodes.iter().copied()) => Ok(*place),
-            _ => Err(LowerError::NoValue { node: format!("{} beside others", self.graph().full_name(of.input)) }),
+            _ => Err(LowerError::NoValue { node: format!("{} among others", self.graph().full_name(of.input)) }),
         }
     }
 
@@ -36,18 +42,18 @@ impl PhaseBuilder<'_, '_> {
         let (rows, norm) = (self.rows_of(group), of.norm);
         let width = self.graph().node(norm.input).ty.width;
         let x = self.whole_rows(norm.input)?;
-        let [x_low, x_high] = self.bounds(of.entry)?;
-        let mut exits = [[Span::Unused; 2]; 3];
+        let entry = self.bounds(of.entry)?;
+        let mut exits = [ClipBoundsArguments { low: Span::Unused, high: Span::Unused }; 3];
         for (place, exit) in exits.iter_mut().zip(&of.exits) {
             *place = self.bounds(*exit)?;
         }
-        let (mut h, mut weight, mut h_out) = (Span::Unused, Span::Unused, Span::Unused);
-        if let Some(residual) = norm.residual {
-            h = self.whole_rows(residual.before)?;
-            weight = self.common.weights.floats(residual.post)?;
-            h_out = self.alloc_value(residual.sum, Form::F32, rows);
+        let mut residual = ClippedResidualArguments { before: Span::Unused, weight: Span::Unused, after: Span::Unused };
+        if let Some(of) = norm.residual {
+            residual.before = self.whole_rows(of.before)?;
+            residual.weight = self.common.weights.floats(of.post)?;
+            residual.after = self.alloc_value(of.sum, Form::F32, rows);
         }
-        let next_weight = match norm.next {
+        let weight = match norm.next {
             Some((_, Some(weight))) => self.common.weights.floats(weight)?,
             _ => Span::Unused,
         };
@@ -58,32 +64,16 @@ impl PhaseBuilder<'_, '_> {
             let start = rounded.skip(at * part * 2).take(part * 2);
             self.bind_location(*node, Form::BF16, Place { start, stride: width, part: None });
         }
-        let [[first_low, first_high], [second_low, second_high], [third_low, third_high]] = exits;
-        let arguments = clipped_norm::Arguments {
-            h,
-            x,
-            weight,
-            next_weight,
-            x_low,
-            x_high,
-            first_low,
-            first_high,
-            second_low,
-            second_high,
-            third_low,
-            third_high,
-            h_out,
-            rounded,
-            part: part as u32,
-            epsilon: norm.eps,
-        };
+        let copies = ClippedCopiesArguments { weight, rounded, part: part as u32 };
+        let [first, second, third] = exits;
+        let arguments = clipped_norm::Arguments { x, entry, residual, copies, first, second, third, epsilon: norm.eps };
         let work = Work { bytes: part * (4 + 2 * count + if norm.residual.is_some() { 8 } else { 0 }), flops: 0 };
         let why = format!("bounds, residual and norm, and {count} copies within bounds of their own");
         let why = Choice::because(why).over("a launch for each bound");
         let instance = clipped::norm(width, norm.residual.is_some(), count as u32)?;
         self.launch(instance, [rows, 1, 1], arguments, &group.nodes, work, why)?;
-        if let Some(residual) = norm.residual {
-            self.record_output(residual.sum, Form::F32, h_out);
+        if let Some(of) = norm.residual {
+            self.record_output(of.sum, Form::F32, residual.after);
         }
         for (at, node) in (0..).zip(&nodes) {
             self.record_output(*node, Form::BF16, rounded.skip(at * part * 2).take(part * 2));
@@ -102,22 +92,11 @@ impl PhaseBuilder<'_, '_> {
         if gate.stride != up.stride || !width.is_multiple_of(4) {
             return Err(LowerError::NoValue { node: self.graph().full_name(of.exit.out) });
         }
-        let ([gate_low, gate_high], [up_low, up_high]) = (self.bounds(of.gate_clip)?, self.bounds(of.up_clip)?);
-        let [low, high] = self.bounds(of.exit)?;
+        let (gate_bounds, up_bounds) = (self.bounds(of.gate_clip)?, self.bounds(of.up_clip)?);
+        let out_bounds = self.bounds(of.exit)?;
         let out = self.alloc_value(of.exit.out, Form::BF16, rows);
-        let arguments = clipped_geglu::Arguments {
-            gate: gate.start,
-            up: up.start,
-            gate_low,
-            gate_high,
-            up_low,
-            up_high,
-            low,
-            high,
-            out,
-            width,
-            stride: gate.stride,
-        };
+        let (stride, gate, up) = (gate.stride, gate.start, up.start);
+        let arguments = clipped_geglu::Arguments { gate, up, gate_bounds, up_bounds, out_bounds, out, width, stride };
         let work = Work { bytes: rows as u64 * width as u64 * (2 + 2 * element.size() as u64), flops: 0 };
         let why = Choice::because("gate and up within their bounds, and their product").over("a launch for each bound");
         let grid = [width.div_ceil(1024), rows, 1];
@@ -135,36 +114,27 @@ impl PhaseBuilder<'_, '_> {
         if raw.iter().any(|place| place.stride != raw[0].stride) {
             return Err(missing());
         }
-        let [[q_low, q_high], [k_low, k_high], [v_low, v_high]] =
-            [self.bounds(of.clips[0])?, self.bounds(of.clips[1])?, self.bounds(of.clips[2])?];
+        let mut projection = |at: usize| {
+            let ClipBoundsArguments { low, high } = self.bounds(of.clips[at])?;
+            Ok::<_, LowerError>(PatchProjectionArguments { x: raw[at].start, low, high })
+        };
+        let (q, k, v) = (projection(0)?, projection(1)?, projection(2)?);
         let frequencies = inverse_frequencies(of.dim / 2, of.base as f64, None);
         let name = format!("angles of halves of heads of {}, base {}", of.dim, of.base);
         let inverse_frequencies = self.common.weights.constant(&name, frequencies);
         let (of_queries, of_values) = (tiles.query_values(heads, rows), tiles.value_values(heads, rows));
         let [q_out, k_out, v_out] = [of_queries, of_queries, of_values].map(|values| self.buffer(values * 2));
-        let arguments = patch_heads::Arguments {
-            q: raw[0].start,
-            k: raw[1].start,
-            v: raw[2].start,
+        let norms = PatchNormsArguments {
             q_weight: self.common.weights.floats(of.q_weight)?,
             k_weight: self.common.weights.floats(of.k_weight)?,
-            q_low,
-            q_high,
-            k_low,
-            k_high,
-            v_low,
-            v_high,
             inverse_frequencies,
-            grid: self.state(group),
-            q_out,
-            k_out,
-            v_out,
-            stride: raw[0].stride,
-            blocks: HeadTiles::blocks(rows),
             epsilon: of.eps,
         };
+        let (grid, stride) = (self.state(group), raw[0].stride);
+        let tiles_out = PatchTilesOutArguments { q: q_out, k: k_out, v: v_out, blocks: HeadTiles::blocks(rows) };
+        let arguments = patch_heads::Arguments { q, k, v, norms, grid, tiles: tiles_out, stride };
         let work = Work { bytes: rows as u64 * width as u64 * 18, flops: 0 };
-        let why = Choice::because("bounds, norms and rotation of heads, left in tiles for attention by warpgroups")
+        let why = Choice::because("bounds, norms and rotation of heads, written in tiles for attention by warpgroups")
             .over("a launch for each operation");
         self.launch(tiles.instance()?, HeadTiles::grid(heads, rows), arguments, &group.nodes, work, why)?;
         self.tiles.extend(of.out.into_iter().zip([q_out, k_out, v_out]));
@@ -178,7 +148,8 @@ impl PhaseBuilder<'_, '_> {
         let (rows, width) = (self.rows_of(group), node.ty.width);
         let tiles = HeadTiles::of(width / heads).ok_or_else(missing)?;
         let place = |at: usize| self.tiles.get(&node.inputs[at]).copied().ok_or_else(missing);
-        let (q, k, v) = (place(0)?, place(1)?, place(2)?);
+        let of_tiles =
+            PatchTilesArguments { q: place(0)?, k: place(1)?, v: place(2)?, blocks: HeadTiles::blocks(rows) };
         let kernel = PatchAttention::choose(tiles, heads, rows, self.common.can.target.multiprocessors);
         let mut epilogue: Vec<Filled<Span>> = Vec::new();
         if let Some(low) = clip.low {
@@ -190,8 +161,7 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(clip.out, Form::BF16, rows);
         let instance = kernel.instance(epilogue.iter().map(|filled| filled.function).collect())?;
         let mut arguments: LaunchArguments<Span> =
-            patch_attention::Arguments { q, k, v, grid: self.state(group), out, blocks: HeadTiles::blocks(rows) }
-                .into();
+            patch_attention::Arguments { tiles: of_tiles, grid: self.state(group), out }.into();
         for filled in epilogue {
             arguments = arguments.with_slot(patch_attention::slot::epilogue, filled);
         }

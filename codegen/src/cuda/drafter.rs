@@ -1,48 +1,31 @@
-//! A drafter on a GPU: its steps behind each other, over the text's caches, each from the token and the hidden state that the one before it left.
+//! A drafter on a GPU: a chain of steps over the text's caches, each from the token and the hidden state that the one
+//! before it wrote.
 //!
-//! A step is lowered by the same passes as a decoded row. What is its own: its first hidden state is the norm of what a decoded row left, embedding and hidden state
-//! lie beside each other where they are read, queries look from the position before their own, and its choice goes where the next step and the rows
-//! that verify it find it. Nothing comes to the host between two steps, and nothing has to between two rounds: the last launch ends one, behind the picks of
-//! the rows that verify its drafts.
+//! A step is lowered by the same passes as a decoded row. What is its own: its first hidden state is the norm of what a
+//! decoded row wrote, embedding and hidden state are stored next to each other where they are read, queries look from
+//! the position before their own, and its choice goes where the next step and the rows that verify it find it. Nothing
+//! comes to the host between two steps, and nothing has to between two rounds of drafting: the last launch ends one,
+//! after the picks of the rows that verify its drafts.
 
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{CacheId, Graph, NodeId, Op, WeightId};
-use gemma4c_plan::Program;
 use gemma4c_plan::cuda::{CudaDrafter, DrafterPlaces, Form, Places, RECORD_WORDS, Range, Region};
 
+use super::common::{COUNTERS, Common, Drafting, index_of_values};
+use super::error::LowerError;
 use super::launch::Span;
+use super::model::{Drafter, Options};
 use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
-use super::{Common, LowerError, Options, index_of_values};
-use crate::kernels::draft;
+use crate::kernels::draft::{self, DraftRoundArguments, TokenGroupsArguments};
+use crate::kernels::sample::{RowSlicesArguments, TokenHistoryArguments};
 use crate::kernels::values::value_arguments;
 use crate::passes::{self as target_passes, PhaseRows};
 
 /// Drafts in a row. A plan may verify more rows than these: tokens that are looked up cost no steps.
 const MOST_STEPS: u32 = 7;
 
-/// A drafter that is to be lowered.
-#[derive(Clone, Copy)]
-pub struct Drafter<'a> {
-    /// Its weights are those of the plan.
-    pub graph: &'a Graph,
-    /// Its program for a CPU, whose values the steps refer to.
-    pub meaning: &'a Program,
-    /// What the next step's hidden state is.
-    pub hidden: NodeId,
-    /// The tokens in groups, where only some are scored.
-    pub token_order: &'a [u32],
-}
-
-/// What the groups of a drafter are lowered with.
-pub struct Drafting {
-    /// Which of the text's caches its own are.
-    pub caches: Vec<CacheId>,
-    /// The tokens in groups, on the device.
-    order: Span,
-}
-
 /// The text's graph, which keeps what enters the norm before its LM head.
-pub fn keeping_what_enters(graph: &Graph) -> Result<Graph, LowerError> {
+pub fn with_lm_head_input(graph: &Graph) -> Result<Graph, LowerError> {
     let (_, norm) = last_norm(graph)?;
     Ok(Graph { kept: vec![graph.node(norm).inputs[0]], ..graph.clone() })
 }
@@ -82,13 +65,13 @@ impl Drafter<'_> {
         let (_, score_count, group_count) = self.scored();
         let record = reserve(2 * RECORD_WORDS as u64);
         let entering = reserve(hidden * decode_rows);
-        // The embedding that a step reads lies before its hidden state.
-        let beside = reserve(2 * hidden);
+        // The embedding that a step reads is stored before its hidden state.
+        let embedding = reserve(2 * hidden);
         DrafterPlaces {
             record,
             before: record + RECORD_WORDS as u64 * 4,
             entering,
-            hidden: beside + hidden * 4,
+            hidden: embedding + hidden * 4,
             drafts: reserve(decode_rows.max(RECORD_WORDS as u64 * 4)),
             given: reserve(decode_rows),
             scores: places.logits,
@@ -98,7 +81,8 @@ impl Drafter<'_> {
         }
     }
 
-    /// The launches of as many drafts as can be verified. `scratch` is where choices work, and `base` where values begin.
+    /// The launches of as many drafts as can be verified. `scratch` is where choices work, and `base` where values
+    /// begin.
     pub fn lower(
         &self,
         common: &mut Common<'_>,
@@ -130,7 +114,7 @@ impl Drafter<'_> {
         let Op::RmsNorm { eps, .. } = text.node(norm).op else { return Err(no_value(text, norm)) };
         let (fused, _) = passes::fuse(&graph, Goal::Decode, &options.disabled);
         let (schedule, _) = target_passes::schedule(fused, PhaseRows::Decode(1), &common.can, &options.disabled);
-        let decode_rows = common.counters.1 / 4 / super::COUNTERS;
+        let decode_rows = common.counters.1 / 4 / COUNTERS;
         let mut builder = PhaseBuilder::new(common, &schedule);
         builder.enter_draft(places, weight, eps, decode_rows)?;
         let mut ends = Vec::new();
@@ -204,19 +188,21 @@ impl PhaseBuilder<'_, '_> {
         let grouped = own.group_count > 0;
         let slices = draft::slices(own.score_count);
         let ids = if grouped { arena(own.groups, own.group_count as u64) } else { Span::Unused };
-        let arguments = draft::draft_token::Arguments {
-            scores: arena(own.scores, own.score_count as u64),
-            ids,
-            order: self.token_order(),
-            largest: arena(scratch, slices as u64 * 2),
-            counters: self.common.counters().take(4),
+        let groups = TokenGroupsArguments { ids, order: self.token_order(), each };
+        let counters = self.common.counters().take(4);
+        let round = DraftRoundArguments {
             record: arena(own.record, RECORD_WORDS as u64),
             rows: arena(self.common.places.rows, (most as u64 + 1) * RECORD_WORDS as u64),
             drafts: arena(own.drafts, most as u64),
             given: arena(own.given, most as u64),
-            count: own.score_count,
-            each,
             most,
+        };
+        let arguments = draft::draft_token::Arguments {
+            scores: arena(own.scores, own.score_count as u64),
+            count: own.score_count,
+            groups,
+            slices: RowSlicesArguments { largest: arena(scratch, slices as u64 * 2), counters },
+            round,
         };
         let work = Work { bytes: own.score_count as u64 * 4, flops: 0 };
         let why = "the likeliest token, for the next step and for the row that verifies it";
@@ -231,9 +217,11 @@ impl PhaseBuilder<'_, '_> {
             rows: arena(places.rows, (most as u64 + 1) * RECORD_WORDS as u64),
             record: arena(own.record, 2 * RECORD_WORDS as u64),
             given: arena(own.given, most as u64),
-            history: arena(places.history, places.history_len as u64 * history_rows as u64),
-            history_len: places.history_len,
-            history_rows,
+            history: TokenHistoryArguments {
+                tokens: arena(places.history, places.history_len as u64 * history_rows as u64),
+                len: places.history_len,
+                rows: history_rows,
+            },
         };
         let why = "how many drafts were right is decided here: the next round does not wait for the host";
         self.launch(draft::accept(most)?, [1, 1, 1], arguments, &[], Work::default(), why)
@@ -245,7 +233,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// The groups of tokens that a step looks at.
     pub fn closest_groups(&mut self, id: NodeId, top_k: u32) -> Result<(), LowerError> {
-        let own = self.drafts_for().ok_or_else(|| no_value(self.graph(), id))?;
+        let own = self.drafter_places().ok_or_else(|| no_value(self.graph(), id))?;
         let scores = self.graph().node(id).inputs[0];
         let groups = self.graph().node(scores).ty.width;
         let ids = arena(own.groups, top_k as u64);
@@ -268,9 +256,9 @@ impl PhaseBuilder<'_, '_> {
         let ids = self.routing(self.graph().node(candidates).inputs[0])?.ids;
         let w = self.graph().weight(weight);
         let (dtype, k) = (w.dtype, w.dim(0) as u32);
-        let order = self.token_order();
+        let groups = TokenGroupsArguments { ids, order: self.token_order(), each };
         let out = self.alloc_value(id, Form::F32, 1);
-        let arguments = draft::token_scores::Arguments { x, ids, order, out, k, each, count };
+        let arguments = draft::token_scores::Arguments { x, groups, out, k, count };
         let values = value_arguments(dtype, self.common.weights.blocks(weight));
         let arguments = arguments.with_slot(draft::token_scores::slot::value, values);
         let bytes = count as u64 * dtype.row_bytes(k as u64).unwrap_or(0);
@@ -283,7 +271,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// The hidden state, and the embedding and it as one row.
     pub fn drafters_view(&mut self, id: NodeId) -> Result<(), LowerError> {
-        let own = self.drafts_for().ok_or_else(|| no_value(self.graph(), id))?;
+        let own = self.drafter_places().ok_or_else(|| no_value(self.graph(), id))?;
         let width = self.graph().node(id).ty.width;
         let before = match self.graph().node(id).op {
             Op::Concat => self.graph().node(self.graph().node(id).inputs[0]).ty.width as u64,

@@ -1,30 +1,38 @@
 //! Which steps of a phase wait for which.
 //!
-//! What a step must wait for follows from the memory that steps read and write (`gemma4c_plan::hazards`). In decode that is the step before
-//! it, always. In prefill some steps could run beside others. Most of them wait all the same and form a chain: a launch of prefill fills the GPU, so that two
-//! at once only take turns, and a fork and a join have full edges where the chain has programmatic ones. A chain covers every need: a step runs after its
-//! predecessor has ended, which had waited likewise.
+//! What a step must wait for follows from the memory that steps read and write (`gemma4c_plan::hazards`). In decode
+//! that is the step before it, always. In prefill some steps could run concurrently. Most of them wait all the same and
+//! form a chain: a launch of prefill fills the GPU, so that two at once only take turns, and a fork and a join have
+//! full edges where the chain has programmatic ones. A chain covers every need: a step runs after its predecessor has
+//! ended, which had waited likewise.
 //!
-//! The exception are steps that the lowering sets beside the chain. They widen weights, which depend on no step and take memory's time where products take the
-//! tensor cores'. Such a step waits for those that touched its memory before, and for nobody else. The chain passes it by. The step of the chain that
-//! reads what it wrote waits for both, by full edges: a programmatic launch waits for one predecessor.
+//! The exception are steps that the lowering forks from the chain. They dequantise weights, which depend on no step and
+//! are bound by memory where products are bound by the tensor cores. Such a step waits for those that touched its
+//! memory before, and for nobody else. The chain passes it by. The step of the chain that reads what it wrote waits for
+//! both, by full edges: a programmatic launch waits for one predecessor.
 //!
-//! The reader of a plan does not take any of this on trust.
+//! A kernel may read before it waits (`early` in its head) what no launch that may still run writes. A product lets its successor start before it has
+//! waited itself, so several launches may be under way when one starts. Attention waits first (`waits_first`), so whatever starts behind it starts when all
+//! before it have ended: when a layer's attention starts, the previous layer's is the oldest launch that may still run. `PhaseBuilder::is_settled`
+//! looks for a writer among those.
+//!
+//! The reader of a plan does not take any of this on trust: `hazards::disturbed` derives the same from edges and ranges.
 
 use gemma4c_plan::cuda::{CudaStep, Kernel, Launch};
 use gemma4c_plan::hazards::{needs, reduced};
 
-/// Gives every step its edges, where `beside` are those beside the chain. Of the steps that may be programmatic those remain that wait for exactly one, and not for one before the
-/// asked part from within it: that part may run by itself. `None` where steps cut memory into more pieces than a plan may have.
-pub fn connect(steps: &mut [CudaStep], beside: &[bool], asked_from: usize, kernels: &[Kernel]) -> Option<()> {
+/// Gives every step its edges, where `forked` are those forked from the chain. Of the steps that may be programmatic
+/// those remain that wait for exactly one, and not for one before the asked part from within it: that part may run by
+/// itself. `None` where steps cut memory into more pieces than a plan may have.
+pub fn connect(steps: &mut [CudaStep], forked: &[bool], asked_from: usize, kernels: &[Kernel]) -> Option<()> {
     let launches: Vec<&Launch> = steps.iter().map(|step| &step.launch).collect();
-    let needed = if beside.contains(&true) { needs(&launches, kernels)? } else { vec![Vec::new(); steps.len()] };
+    let needed = if forked.contains(&true) { needs(&launches, kernels)? } else { vec![Vec::new(); steps.len()] };
     let mut before = None;
     let mut edges = Vec::with_capacity(steps.len());
     for (at, mut own) in needed.into_iter().enumerate() {
-        if !beside[at] {
+        if !forked[at] {
             // What it needs of the chain has ended with its predecessor.
-            own.retain(|earlier| beside[*earlier as usize]);
+            own.retain(|earlier| forked[*earlier as usize]);
             own.extend(before.replace(at as u32));
             own.sort_unstable();
         }
@@ -48,13 +56,14 @@ mod tests {
     type Bytes = (u64, u64);
     const NONE: Bytes = (0, 0);
 
-    /// The edges of steps that read and write, and whether each is programmatic. Those that are named run beside the chain.
-    fn edges(accesses: &[(Bytes, Bytes)], beside: &[usize]) -> Vec<(Vec<u32>, bool)> {
-        edges_of_parts(accesses, beside, accesses.len())
+    /// The edges of steps that read and write, and whether each is programmatic. Those that are named are forked from
+    /// the chain.
+    fn edges(accesses: &[(Bytes, Bytes)], forked: &[usize]) -> Vec<(Vec<u32>, bool)> {
+        edges_of_parts(accesses, forked, accesses.len())
     }
 
     /// The same where the asked part begins with a step.
-    fn edges_of_parts(accesses: &[(Bytes, Bytes)], beside: &[usize], asked_from: usize) -> Vec<(Vec<u32>, bool)> {
+    fn edges_of_parts(accesses: &[(Bytes, Bytes)], forked: &[usize], asked_from: usize) -> Vec<(Vec<u32>, bool)> {
         let kernel = Kernel {
             name: "k".into(),
             instance: "k".into(),
@@ -72,7 +81,7 @@ mod tests {
                 kernel: 0,
                 grid: [1; 3],
                 arguments: vec![range(*read), range(*write)],
-                programmatic: !beside.contains(&at),
+                programmatic: !forked.contains(&at),
             },
             after: Vec::new(),
             nodes: Vec::new(),
@@ -84,8 +93,8 @@ mod tests {
             runner_up: String::new(),
         };
         let mut steps: Vec<CudaStep> = accesses.iter().enumerate().map(step).collect();
-        let is_beside: Vec<bool> = (0..steps.len()).map(|at| beside.contains(&at)).collect();
-        connect(&mut steps, &is_beside, asked_from, &[kernel]).expect("few pieces");
+        let is_forked: Vec<bool> = (0..steps.len()).map(|at| forked.contains(&at)).collect();
+        connect(&mut steps, &is_forked, asked_from, &[kernel]).expect("few pieces");
         steps.into_iter().map(|step| (step.after, step.launch.programmatic)).collect()
     }
 
@@ -99,19 +108,21 @@ mod tests {
         assert_eq!(edges(&accesses, &[]), [(vec![], false), alone(0), alone(1)]);
     }
 
-    /// The chain passes by a step beside it, until one reads what that wrote. This one is programmatic no more, and the next is again.
+    /// The chain passes by a forked step, until one reads what that wrote. This one is programmatic no more, and the
+    /// next is again.
     #[test]
-    fn a_step_beside_the_chain_forks_off_and_is_joined_by_its_reader() {
+    fn a_forked_step_is_joined_by_its_reader() {
         let chain = (0, 8);
         let weights = (100, 200);
         let accesses = [(NONE, chain), (NONE, weights), (chain, chain), (weights, chain), (chain, chain)];
         let expected = [(vec![], false), (vec![], false), alone(0), (vec![1, 2], false), alone(3)];
         assert_eq!(edges(&accesses, &[1]), expected);
-        // Where it is the first step, the chain begins behind it.
+        // Where it is the first step, the chain begins after it.
         assert_eq!(edges(&accesses[1..4], &[0]), [(vec![], false), (vec![], false), (vec![0, 1], false)]);
     }
 
-    /// Two places take turns: a step beside the chain waits for the reader of the turn before the last, and its place may have been another's.
+    /// Two places take turns: a forked step waits for the reader of the turn before the last, and its place may have
+    /// been another's.
     #[test]
     fn a_place_that_is_used_again_waits_for_its_last_reader() {
         let (chain, one, other) = ((0, 8), (100, 200), (200, 300));
@@ -130,7 +141,8 @@ mod tests {
         let expected = [
             (vec![], false),
             alone(0),
-            // Where that is the chain's last step, nothing runs beside: the reader waits for it by waiting for this one.
+            // Where that is the chain's last step, nothing runs concurrently: the reader waits for it by waiting for
+            // this one.
             (vec![1], false),
             alone(2),
             (vec![], false),
@@ -142,7 +154,8 @@ mod tests {
         assert_eq!(edges(&accesses, &[2, 4, 6]), expected);
     }
 
-    /// The chain goes on into the asked part, but by a full edge, with whichever step of the chain that part begins. What is made beside the chain before it may be read in it.
+    /// The chain goes on into the asked part, but by a full edge, with whichever step of the chain that part begins.
+    /// What a forked step before it has written may be read in it.
     #[test]
     fn the_asked_part_starts_when_all_before_it_has_ended() {
         let (chain, weights) = ((0, 8), (100, 200));

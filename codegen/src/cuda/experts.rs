@@ -4,8 +4,8 @@ use gemma4c_dsl::{Filled, Instance, LaunchArguments};
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::{Int8Span, Span};
 use super::norms::RowOutputs;
 use super::phase::{PhaseBuilder, RoutingPlace, Work};
@@ -13,12 +13,13 @@ use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::down::{Down, expert_down};
 use crate::kernels::moe::gate_up::{GateUp, expert_geglu};
-use crate::kernels::moe::{Activations, f32_piece, int8_piece, router};
+use crate::kernels::moe::routing::{RouterNormsArguments, RouterRowsArguments, RoutingArguments};
+use crate::kernels::moe::{Activations, ExpertChoiceArguments, MixtureCodesArguments, f32_piece, int8_piece, router};
 use crate::kernels::outputs::Outputs;
 use crate::passes::experts_of;
 use crate::target::Target;
 
-/// What a router takes and leaves besides its choice, where it begins the mixture: the residual, and both norms of it.
+/// What a router takes and writes besides its choice, where it begins the mixture: the residual, and both norms of it.
 #[derive(Default)]
 struct Entry {
     forms: Option<Outputs>,
@@ -36,6 +37,14 @@ pub struct Beside {
     pub input: NodeId,
     pub output: NodeId,
     pub matrix: Matrix,
+}
+
+/// The codes of the experts, and of the dense half if there is one.
+pub fn mixture_codes(matrix: &Matrix, beside: Option<&Beside>) -> MixtureCodesArguments<Span> {
+    MixtureCodesArguments {
+        experts: matrix.codes(),
+        dense: beside.map(|beside| beside.matrix.codes()).unwrap_or_default(),
+    }
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -84,12 +93,12 @@ impl PhaseBuilder<'_, '_> {
         let (rows, state) = (self.rows_of(group), self.row_count(group));
         let (experts, top) = experts_of(self.graph(), node);
         let width = self.graph().node(of.input).ty.width;
-        let known = self.is_settled(&[state]);
+        let prefetch_record = self.is_settled(&[state]);
         let kind = router::Router {
             epsilon: of.eps,
-            enters: entry.forms,
-            known,
-            peers: self.common.can.cluster,
+            input_forms: entry.forms,
+            prefetch_record,
+            max_cluster: self.common.can.cluster,
             ..router::Router::new(width, experts, top)
         };
         if of.factor != 1.0 / (width as f32).sqrt() && of.factor != (width as f32).powf(-0.5) {
@@ -100,31 +109,24 @@ impl PhaseBuilder<'_, '_> {
         let split = self.is_one_row(group);
         let pairs = rows as u64 * top as u64 * 4;
         let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
-        let Entry { dense, expert, .. } = entry;
         let arguments = router::route::Arguments {
             router: self.common.weights.floats(of.weight)?,
-            scale: self.common.weights.floats(of.scale)?,
-            post_norm: entry.post_norm,
-            dense_norm: entry.dense_norm,
-            expert_norm: entry.expert_norm,
-            x,
-            update: entry.update,
-            state,
-            logits: self.buffer(rows as u64 * experts as u64 * 4),
-            counter: self.common.counters().take(if split { 4 * rows as u64 } else { 4 }),
-            ids: place.ids,
-            weights: place.weights,
+            norms: RouterNormsArguments {
+                scale: self.common.weights.floats(of.scale)?,
+                post: entry.post_norm,
+                dense: entry.dense_norm,
+                expert: entry.expert_norm,
+            },
+            rows: RouterRowsArguments { x, update: entry.update, state },
+            routing: RoutingArguments {
+                logits: self.buffer(rows as u64 * experts as u64 * 4),
+                counter: self.common.counters().take(if split { 4 * rows as u64 } else { 4 }),
+                ids: place.ids,
+                shares: place.weights,
+            },
             residual: entry.residual,
-            dense_out: dense.floats,
-            dense_rounded: dense.bf16,
-            dense_xq: dense.int8.codes,
-            dense_xscale: dense.int8.scales,
-            dense_xsum: dense.int8.sums,
-            expert_out: expert.floats,
-            expert_rounded: expert.bf16,
-            expert_xq: expert.int8.codes,
-            expert_xscale: expert.int8.scales,
-            expert_xsum: expert.int8.sums,
+            dense_out: entry.dense.arguments(),
+            expert_out: entry.expert.arguments(),
         };
         let activations = rows as u64 * width as u64 * 4;
         let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
@@ -173,15 +175,15 @@ impl PhaseBuilder<'_, '_> {
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
         let multiprocessors = self.common.can.target.multiprocessors;
-        let known = self.is_settled(&[state]);
-        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, known, multiprocessors };
+        let prefetch_record = self.is_settled(&[state]);
+        let kind =
+            GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, prefetch_record, multiprocessors };
         let elements = rows as u64 * matrix.k as u64;
         let out = self.alloc_value(node, Form::F32, rows);
         let dense_out = beside.as_ref().map(|beside| self.alloc_value(beside.output, Form::F32, rows));
         let dense_out = dense_out.unwrap_or_default();
         let arguments = expert_geglu::Arguments {
-            codes: matrix.codes(),
-            dense_codes: beside.as_ref().map(|beside| beside.matrix.codes()).unwrap_or_default(),
+            codes: mixture_codes(&matrix, beside.as_ref()),
             ids: place.ids,
             state,
             out,
@@ -224,27 +226,20 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
-            early: self.is_settled(&[state, place.ids, place.weights]),
+            prefetch_choice: self.is_settled(&[state, place.ids, place.weights]),
             multiprocessors: self.common.can.target.multiprocessors,
         };
         let scale = self.expert_scale(scale, experts)?;
         let out = self.alloc_value(node, Form::F32, rows);
-        let (dense_codes, dense_x, dense_out) = match &beside {
-            Some(beside) => (
-                beside.matrix.codes(),
-                self.floats(beside.input)?.start,
-                self.alloc_value(beside.output, Form::F32, rows),
-            ),
+        let (dense_x, dense_out) = match &beside {
+            Some(beside) => (self.floats(beside.input)?.start, self.alloc_value(beside.output, Form::F32, rows)),
             None => Default::default(),
         };
         let arguments = expert_down::Arguments {
-            codes: matrix.codes(),
-            dense_codes,
-            expert_scale: scale,
+            codes: mixture_codes(&matrix, beside.as_ref()),
             x: self.floats(input)?.start,
             dense_x,
-            ids: place.ids,
-            weights: place.weights,
+            choice: ExpertChoiceArguments { ids: place.ids, shares: place.weights, scales: scale },
             state,
             out,
             dense_out,

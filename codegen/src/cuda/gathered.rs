@@ -4,26 +4,23 @@ use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::{Group, Kind, NodeId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
+use super::experts::mixture_codes;
 use super::launch::{Int8Span, Span};
+use super::norms::RowOutputs;
 use super::phase::{PhaseBuilder, Work};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::moe::gathered::down::{GatheredDown, gathered_down};
+use crate::kernels::moe::ExpertChoiceArguments;
+use crate::kernels::moe::gathered::ActivationRowsArguments;
+use crate::kernels::moe::gathered::down::{DownResultsArguments, GatheredDown, gathered_down};
 use crate::kernels::moe::gathered::gate_up::{GatheredGateUp, gathered_geglu};
+use crate::kernels::outputs::Outputs;
 use crate::passes::experts_of;
 
-/// A value that a gathered product leaves, rounded or not.
-struct LeftRows {
-    form: Form,
-    start: Span,
-    floats: Span,
-    int8: Int8Span,
-}
-
 impl PhaseBuilder<'_, '_> {
-    /// Gate and up, and those of a dense half: what they leave is rounded, where down takes that.
+    /// Gate and up, and those of a dense half: the results are rounded, where down takes that.
     pub fn gathered_gate_up(&mut self, group: &Group) -> Result<(), LowerError> {
         let Kind::ExpertGateUp { weight, input, routing, out: node, ref dense } = group.kind else {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
@@ -49,30 +46,18 @@ impl PhaseBuilder<'_, '_> {
             multiprocessors: self.common.can.target.multiprocessors,
             shared_bytes: self.common.can.target.shared_bytes_per_block,
         };
-        let left = self.left_rows(node, quantised, rows);
-        let dense_left = beside.as_ref().map(|beside| self.left_rows(beside.output, quantised, rows));
+        let forms = if quantised { Outputs::INT8 } else { Outputs::FLOATS };
+        let written = self.row_outputs(node, forms, rows);
+        let dense_written = beside.as_ref().map(|beside| self.row_outputs(beside.output, forms, rows));
         let values = rows as u64 * matrix.k as u64;
-        let (x, int8) = self.gathered_activations(Some(input), &matrix, values)?;
-        let (dense_x, dense_int8) = self.gathered_activations(beside.as_ref().map(|b| b.input), &matrix, values)?;
-        let of_dense = |of: fn(&LeftRows) -> Span| dense_left.as_ref().map(of).unwrap_or_default();
+        let dense_input = beside.as_ref().map(|beside| beside.input);
         let arguments = gathered_geglu::Arguments {
-            codes: matrix.codes(),
-            dense_codes: beside.as_ref().map(|beside| beside.matrix.codes()).unwrap_or_default(),
-            x,
-            xscale: int8.scales,
-            xsum: int8.sums,
-            dense_x,
-            dense_xscale: dense_int8.scales,
-            dense_xsum: dense_int8.sums,
+            codes: mixture_codes(&matrix, beside.as_ref()),
+            x: self.gathered_activations(Some(input), &matrix, values)?,
+            dense_x: self.gathered_activations(dense_input, &matrix, values)?,
             ids: place.ids,
-            out: left.floats,
-            out_xq: left.int8.codes,
-            out_xscale: left.int8.scales,
-            out_xsum: left.int8.sums,
-            dense_out: of_dense(|left| left.floats),
-            dense_out_xq: of_dense(|left| left.int8.codes),
-            dense_out_xscale: of_dense(|left| left.int8.scales),
-            dense_out_xsum: of_dense(|left| left.int8.sums),
+            out: written.arguments(),
+            dense_out: dense_written.as_ref().map(RowOutputs::arguments).unwrap_or(RowOutputs::default().arguments()),
             rows,
         };
         let mut arguments = arguments.with_slot(gathered_geglu::slot::side, matrix.side());
@@ -81,9 +66,9 @@ impl PhaseBuilder<'_, '_> {
         }
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
         self.launch_gathered(kind.instance()?, kind.grid(), arguments, group, beside.is_some(), work)?;
-        self.record_output(node, left.form, left.start);
-        if let Some((beside, left)) = beside.zip(dense_left) {
-            self.record_output(beside.output, left.form, left.start);
+        self.record_row_outputs(node, &written);
+        if let Some((beside, written)) = beside.zip(dense_written) {
+            self.record_row_outputs(beside.output, &written);
         }
         Ok(())
     }
@@ -115,28 +100,17 @@ impl PhaseBuilder<'_, '_> {
         };
         let expert_scale = self.expert_scale(scale, experts)?;
         let values = rows as u64 * top as u64 * matrix.k as u64;
-        let (x, int8) = self.gathered_activations(Some(input), &matrix, values)?;
         let dense_input = beside.as_ref().map(|beside| beside.input);
-        let (dense_x, dense_int8) = self.gathered_activations(dense_input, &matrix, rows as u64 * dense as u64)?;
         let products = self.buffer(rows as u64 * top as u64 * outputs as u64 * 4);
         let out = self.alloc_value(node, Form::F32, rows);
         let dense_out = beside.as_ref().map(|beside| self.alloc_value(beside.output, Form::F32, rows));
         let dense_out = dense_out.unwrap_or_default();
         let arguments = gathered_down::Arguments {
-            codes: matrix.codes(),
-            dense_codes: beside.as_ref().map(|beside| beside.matrix.codes()).unwrap_or_default(),
-            expert_scale,
-            x,
-            xscale: int8.scales,
-            xsum: int8.sums,
-            dense_x,
-            dense_xscale: dense_int8.scales,
-            dense_xsum: dense_int8.sums,
-            ids: place.ids,
-            weights: place.weights,
-            products,
-            out,
-            dense_out,
+            codes: mixture_codes(&matrix, beside.as_ref()),
+            x: self.gathered_activations(Some(input), &matrix, values)?,
+            dense_x: self.gathered_activations(dense_input, &matrix, rows as u64 * dense as u64)?,
+            choice: ExpertChoiceArguments { ids: place.ids, shares: place.weights, scales: expert_scale },
+            results: DownResultsArguments { products, out, dense_out },
             outputs,
             rows,
         };
@@ -153,28 +127,23 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Memory for a value that is left as int8, or as floats.
-    fn left_rows(&mut self, node: NodeId, quantised: bool, rows: u32) -> LeftRows {
-        let form = if quantised { Form::Int8 } else { Form::F32 };
-        let start = self.alloc_value(node, form, rows);
-        let elements = rows as u64 * self.graph().node(node).ty.width as u64;
-        let int8 = if quantised { Int8Span::of(start, elements) } else { Int8Span::default() };
-        LeftRows { form, start, floats: if quantised { Span::Unused } else { start }, int8 }
-    }
-
     /// The activations as the kernels take them: codes, or floats; and what belongs to codes.
     fn gathered_activations(
         &self,
         input: Option<NodeId>,
         matrix: &Matrix,
         values: u64,
-    ) -> Result<(Span, Int8Span), LowerError> {
-        let Some(input) = input else { return Ok(Default::default()) };
-        if format(matrix.dtype).integer {
-            let x = Int8Span::of(self.location(input, Form::Int8)?.start, values);
-            return Ok((x.codes, x));
-        }
-        Ok((self.whole_rows(input)?, Int8Span::default()))
+    ) -> Result<ActivationRowsArguments<Span>, LowerError> {
+        let int8 = format(matrix.dtype).integer;
+        let (words, Int8Span { scales, sums, .. }) = match input {
+            None => Default::default(),
+            Some(input) if int8 => {
+                let x = Int8Span::of(self.location(input, Form::Int8)?.start, values);
+                (x.codes, x)
+            }
+            Some(input) => (self.whole_rows(input)?, Int8Span::default()),
+        };
+        Ok(ActivationRowsArguments { words, scales, sums })
     }
 
     fn launch_gathered(

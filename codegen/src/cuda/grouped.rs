@@ -1,18 +1,18 @@
-//! The experts of many rows: rows sorted by expert, products on tensor cores over all rows of an expert, results summed row by
-//! row in the order of its choices.
+//! The experts of many rows: rows sorted by expert, products on tensor cores over all rows of an expert, results summed
+//! row by row in the order of its choices.
 //!
-//! Each expert that is chosen is read once, whatever the number of rows, where a product for each pair of a row and an expert
-//! would read it for each: so there is no number of rows from two on for which that would be better.
+//! Each expert that is chosen is read once, whatever the number of rows, where a product for each pair of a row and an
+//! expert would read it for each: so there is no number of rows from two on for which that would be better.
 //!
-//! All phases of a plan multiply alike, by warpgroups or by warps: the two round sums differently, and a row's result must not depend on the
-//! chunk it came in.
+//! All phases of a plan multiply alike, by warpgroups or by warps: the two round sums differently, and a row's result
+//! must not depend on the chunk it came in.
 
 use gemma4c_dsl::ElementType;
 use gemma4c_graph::{Group, Kind, NodeId, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::Span;
 use super::phase::{PhaseBuilder, Place, SortedPairs, Work};
 use super::products::WarpgroupOperands;
@@ -73,7 +73,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Memory for gate and up of each pair, one behind the other.
+    /// Memory for gate and up of each pair, one after the other.
     fn side_by_side(&mut self, weight: WeightId, routing: NodeId, matmuls: &[NodeId]) -> Span {
         let all = self.graph().weight(weight).dim(1) as u32;
         let (_, top) = experts_of(self.graph(), routing);

@@ -1,21 +1,21 @@
-//! The memory that loading leaves behind, made on the host: what a plan with its weights in it has in its file.
+//! The memory as loading leaves it, computed on the host: what a plan with its weights in it has in its file.
 //!
-//! A region is written from its first byte to its last, a few megabytes at a time, so that a model of any size passes through little
-//! memory. Which bytes a kernel that loads would write is computed here plainly, from the tables that the kernels came from; tests
-//! hold the two together.
+//! A region is written from its first byte to its last, a few megabytes at a time, so that a model of any size passes
+//! through little memory. Which bytes a kernel that loads would write is computed here plainly, from the tables that
+//! the kernels came from; tests hold the two together.
 
 use std::io::{self, Write};
 
 use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::InstanceError;
-use gemma4c_plan::Weight;
 use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
+use gemma4c_plan::{Weight, WeightId};
 use rayon::prelude::*;
 
 use crate::kernels::planes::{Content, GROUP};
 use crate::kernels::repack::repacks;
 
-/// Bytes that are made before they are written.
+/// Bytes that are computed before they are written.
 const BATCH: u64 = 16 << 20;
 
 /// Why a region cannot be written.
@@ -26,7 +26,7 @@ pub enum ImageError {
     // What follows are faults of the compiler, not of its input.
     #[error("internal: {tensor} is loaded by {kernel}, which makes nothing known of {dtype}")]
     Kernel { tensor: String, dtype: DType, kernel: String },
-    #[error("internal: {tensor} lies at {at} of {region:?}, where something else is")]
+    #[error("internal: {tensor} is at {at} of {region:?}, where something else is")]
     Overlap { tensor: String, at: u64, region: Region },
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
@@ -36,11 +36,11 @@ pub enum ImageError {
 enum Piece<'p> {
     /// Floats of the compiler.
     Constant(&'p [f32]),
-    /// Whole rows of a tensor, and what is made of each.
-    Rows { weight: u32, rows: u64, made: Made },
+    /// Whole rows of a tensor, and what becomes of each.
+    Rows { weight: WeightId, rows: u64, made: Made },
 }
 
-/// What is made of a row of blocks.
+/// What becomes of a row of blocks.
 #[derive(Clone, Debug)]
 enum Made {
     /// Itself.
@@ -49,13 +49,13 @@ enum Made {
     Plane(Repack),
 }
 
-/// Writes a region as loading leaves it, up to where it ends; what nothing is loaded to is zero. `tensor` gives a tensor's bytes in its
-/// file.
+/// Writes a region as loading leaves it, up to where it ends; what nothing is loaded to is zero. `tensor` gives a
+/// tensor's bytes in its file.
 pub fn write_region<'b>(
     program: &CudaProgram,
     weights: &[Weight],
     region: Region,
-    tensor: &(dyn Fn(u32) -> &'b [u8] + Sync),
+    tensor: &(dyn Fn(WeightId) -> &'b [u8] + Sync),
     out: &mut dyn Write,
 ) -> Result<(), ImageError> {
     let mut pieces = pieces(program, weights, region)?;
@@ -88,7 +88,7 @@ fn pieces<'p>(
         pieces.push((constant.to, constant.name.as_str(), Piece::Constant(&constant.values)));
     }
     for load in &program.loads {
-        let weight = &weights[load.weight as usize];
+        let weight = &weights[load.weight.index()];
         for part in &load.parts {
             let (to, made) = match part {
                 LoadPart::Copy { to } => (*to, Made::Blocks),
@@ -104,7 +104,7 @@ fn pieces<'p>(
     Ok(pieces)
 }
 
-/// What a kernel makes of a tensor, known by the kernel's full name.
+/// What a kernel writes for a tensor, known by the kernel's full name.
 fn made_by(instance: &str, weight: &Weight) -> Result<Made, ImageError> {
     let dtype = weight.dtype;
     if let Some(repack) = repacks(dtype)?.iter().find(|repack| repack.instance.to_string() == instance) {
@@ -175,7 +175,7 @@ struct Repack {
 
 #[derive(Clone, Debug)]
 enum How {
-    /// They lie together in the block.
+    /// They are next to each other in the block.
     Copy { from: usize },
     /// Bits that move, one element after the other.
     Bits { mask: u8, moves: Vec<Move> },

@@ -1,14 +1,14 @@
 //! Launches under construction: memory that may have no place yet, kernels each once.
 //!
-//! A lowering fills the struct that a kernel derives for its arguments (`matvec::Arguments`) with [`Span`]s and scalars. What the kernel's
-//! slots want besides is checked here, when [`bind`] puts all of it in launch order.
+//! A lowering fills the struct that a kernel derives for its arguments (`matvec::Arguments`) with [`Span`]s and
+//! scalars. What the kernel's slots want besides is checked here, when [`bind`] puts all of it in launch order.
 
 use gemma4c_dsl::{ArgumentValue, Instance, InstanceParam, LaunchArguments};
 use gemma4c_plan::cuda::{Argument, Kernel, KernelIndex, Range, Region};
 
-use super::LowerError;
+use super::error::LowerError;
 
-/// A stretch of memory whose place in the arena may not be known yet.
+/// A range of memory whose place in the arena may not be known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Span {
     /// A range that is known: weights, caches, the loop's state.
@@ -62,7 +62,7 @@ pub struct Int8Span {
 }
 
 impl Int8Span {
-    /// Codes, scales and sums of so many values lie one behind the other.
+    /// Codes, scales and sums of so many values, one after the other.
     pub fn of(start: Span, elements: u64) -> Int8Span {
         let groups = elements / 32 * 4;
         Int8Span {
@@ -73,7 +73,7 @@ impl Int8Span {
     }
 }
 
-/// Activations of which whole groups are in int8, and those behind them floats.
+/// Activations of which whole groups are in int8, and those after them floats.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MixedSpan {
     pub whole: Int8Span,

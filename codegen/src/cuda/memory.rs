@@ -3,14 +3,19 @@
 use gemma4c_graph::{CacheId, Graph, Group, NodeId};
 use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, Places, RECORD_WORDS, Range, Region};
 
+use super::common::{ALIGNMENT, Common, HISTORY, SUPPRESSED};
+use super::error::LowerError;
 use super::launch::{Span, bind_fixed};
+use super::model::Options;
 use super::phase::PhaseBuilder;
-use super::{ALIGNMENT, Common, HISTORY, LowerError, Options, SUPPRESSED};
 use crate::kernels::attention::address::BLOCK_ROWS;
-use crate::kernels::sample::{MOST_KEPT, Picker, pick};
+use crate::kernels::attention::view::{KvViewArguments, KvViewMutArguments};
+use crate::kernels::sample::{
+    ExcludedTokensArguments, MOST_KEPT, Picker, RowSlicesArguments, TokenHistoryArguments, pick,
+};
 use crate::passes::Abilities;
 
-/// A cache as kernels are told of it.
+/// A cache as kernels' arguments describe it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CachePlace {
     /// From the first page's first row to the last page's last.
@@ -23,6 +28,20 @@ pub struct CachePlace {
     pub capacity: u32,
     pub max_pages: u32,
     pub page_stride: u32,
+}
+
+impl CachePlace {
+    /// The argument of kernels that read it.
+    pub fn view(self) -> KvViewArguments<Span> {
+        let Self { keys: k, values: v, pages, window, capacity, max_pages, page_stride } = self;
+        KvViewArguments { pages, k, v, window, capacity, max_pages, page_stride }
+    }
+
+    /// The argument of kernels that write it, too.
+    pub fn view_mut(self) -> KvViewMutArguments<Span> {
+        let Self { keys: k, values: v, pages, window, capacity, max_pages, page_stride } = self;
+        KvViewMutArguments { pages, k, v, window, capacity, max_pages, page_stride }
+    }
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -59,11 +78,11 @@ impl PhaseBuilder<'_, '_> {
         let bytes = self.rows() as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
         let [keys, values] = [self.buffer(bytes), self.buffer(bytes)];
         self.stages.insert(cache, [keys, values]);
-        // A capacity of 0 is a stage: the chunk's rows one behind the other.
+        // A capacity of 0 is a stage: the chunk's rows one after the other.
         Ok(CachePlace { keys, values, capacity: 0, page_stride: 0, window: 0, ..place })
     }
 
-    /// Says that the last launch leaves a chunk's keys and values in their stage.
+    /// Records that the last launch writes a chunk's keys and values to their stage.
     pub fn record_stage(&mut self, append: NodeId, cache: CacheId) {
         if let Some(stage) = self.stages.get(&cache).copied() {
             let rows = self.graph().node(append).inputs.clone();
@@ -72,9 +91,9 @@ impl PhaseBuilder<'_, '_> {
     }
 }
 
-/// What keys and values have room for.
+/// Sequences, rings and blocks that keys and values have memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct KvCapacity {
     /// Sequences at once.
     pub slots: u32,
     /// With those that hold snapshots.
@@ -82,12 +101,16 @@ pub struct Room {
     pub blocks: u32,
 }
 
-impl Room {
+impl KvCapacity {
     /// All sequences may be as long as the context.
-    pub fn of(options: &Options) -> Room {
+    pub fn of(options: &Options) -> KvCapacity {
         let slots = options.sequences.max(1);
         let snapshots = options.snapshots.unwrap_or_else(|| default_snapshots(slots));
-        Room { slots, rings: slots.saturating_add(snapshots), blocks: slots.saturating_mul(pages_of(options.context)) }
+        KvCapacity {
+            slots,
+            rings: slots.saturating_add(snapshots),
+            blocks: slots.saturating_mul(pages_of(options.context)),
+        }
     }
 }
 
@@ -96,8 +119,8 @@ pub fn pages_of(context: u32) -> u32 {
     context.div_ceil(BLOCK_ROWS)
 }
 
-/// Rings for snapshots where nobody says how many. One is enough for a chat: a turn's snapshot takes the place of the one before. A second
-/// would keep the system prompt for the next chat, at the price of a window.
+/// Rings for snapshots where nobody says how many. One is enough for a chat: a turn's snapshot takes the place of the
+/// one before. A second would keep the system prompt for the next chat, at the price of a window.
 fn default_snapshots(slots: u32) -> u32 {
     (slots / 2).clamp(1, 16)
 }
@@ -108,7 +131,8 @@ const MOST_ROWS: u32 = 128;
 /// The most rows for the sake of drafts alone: beyond them a row of a decode costs as much as a token.
 const MOST_VERIFYING_ROWS: u32 = 32;
 
-/// Rows of the decode phases: powers of two, up to all sequences or, where drafts are verified, all rows of some of them.
+/// Rows of the decode phases: powers of two, up to all sequences or, where drafts are verified, all rows of some of
+/// them.
 pub fn decode_ladder(slots: u32, verified: u32) -> Vec<u32> {
     let verifying =
         if verified > 1 { slots.saturating_mul(verified).min(MOST_VERIFYING_ROWS.max(verified)) } else { 1 };
@@ -117,8 +141,8 @@ pub fn decode_ladder(slots: u32, verified: u32) -> Vec<u32> {
 }
 
 /// Divides keys and values into rings and blocks.
-pub fn kv_layout(graph: &Graph, can: &Abilities, room: Room) -> KvLayout {
-    let Room { slots, rings, blocks } = room;
+pub fn kv_layout(graph: &Graph, can: &Abilities, capacity: KvCapacity) -> KvLayout {
+    let KvCapacity { slots, rings, blocks } = capacity;
     let (mut ring_bytes, mut block_bytes) = (0u64, 0u64);
     let mut caches = Vec::with_capacity(graph.caches.len());
     for cache in &graph.caches {
@@ -153,7 +177,7 @@ pub struct Picked {
     pub history_rows: u32,
 }
 
-/// From the logits to the next tokens, among the `kept` largest. The scratch lies at `scratch`.
+/// From the logits to the next tokens, among the `kept` largest. The scratch starts at `scratch`.
 pub fn picks(common: &mut Common<'_>, of: Picked, kept: u32, scratch: u64) -> Result<Vec<Launch>, LowerError> {
     let arena = |offset, bytes| Span::Fixed(Range { region: Region::Arena, offset, bytes });
     let Picked { vocabulary, records, rows, history_rows } = of;
@@ -161,19 +185,21 @@ pub fn picks(common: &mut Common<'_>, of: Picked, kept: u32, scratch: u64) -> Re
     let mask_words = Places::mask_words(vocabulary);
     let picker = Picker { vocabulary, kept };
     let instance = picker.pick(&[])?;
+    let excluded = ExcludedTokensArguments {
+        tokens: arena(places.suppress, SUPPRESSED as u64 * 4),
+        count: SUPPRESSED,
+        masks: arena(places.masks, mask_words as u64 * words),
+        mask_words,
+    };
+    let largest = arena(scratch, picker.slices() as u64 * kept as u64 * words * 2);
+    let tokens = arena(places.history, HISTORY as u64 * history_rows as u64 * 4);
     let arguments = pick::Arguments {
         logits: arena(places.logits, vocabulary as u64 * words),
-        suppress: arena(places.suppress, SUPPRESSED as u64 * 4),
-        masks: arena(places.masks, mask_words as u64 * words),
-        largest: arena(scratch, picker.slices() as u64 * kept as u64 * words * 2),
-        counters: common.counters().take(words),
-        records: arena(records, RECORD_WORDS as u64 * words),
-        history: arena(places.history, HISTORY as u64 * history_rows as u64 * 4),
         vocabulary,
-        mask_words,
-        suppressed: SUPPRESSED,
-        history_len: HISTORY,
-        history_rows,
+        excluded,
+        slices: RowSlicesArguments { largest, counters: common.counters().take(words) },
+        records: arena(records, RECORD_WORDS as u64 * words),
+        history: TokenHistoryArguments { tokens, len: HISTORY, rows: history_rows },
     };
     let arguments = bind_fixed(arguments.into(), &instance)?;
     let programmatic = instance.def.launch.dependent && common.can.target.arch.has_pdl();

@@ -3,12 +3,12 @@
 use gemma4c_graph::{Group, NodeId, Norm};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Work};
 use crate::kernels::norm;
-use crate::kernels::outputs::Outputs;
+use crate::kernels::outputs::{OutputRowsArguments, Outputs};
 
 /// A row kernel's result in every wanted form.
 #[derive(Default)]
@@ -17,14 +17,27 @@ pub struct RowOutputs {
     pub bf16: Span,
     pub int8: Int8Span,
     /// Those that are wanted.
-    made: Vec<(Form, Span)>,
+    written: Vec<(Form, Span)>,
+}
+
+impl RowOutputs {
+    /// What a launch gives for them.
+    pub fn arguments(&self) -> OutputRowsArguments<Span> {
+        OutputRowsArguments {
+            floats: self.floats,
+            rounded: self.bf16,
+            codes: self.int8.codes,
+            scales: self.int8.scales,
+            sums: self.int8.sums,
+        }
+    }
 }
 
 impl PhaseBuilder<'_, '_> {
     /// One launch: the residual, and the norm in every form that is wanted.
     pub fn norm(&mut self, group: &Group, of: &Norm) -> Result<(), LowerError> {
         let why = match self.is_one_row(group) {
-            true => self.schedule.note(group).unwrap_or("the pass that leaves it to products is switched off"),
+            true => self.schedule.note(group).unwrap_or("the pass that has products compute it is switched off"),
             false => "many rows: written once",
         };
         let rows = self.rows_of(group);
@@ -33,7 +46,7 @@ impl PhaseBuilder<'_, '_> {
         let width = self.graph().node(target).ty.width;
         let mut wanted = self.schedule.forms(target);
         if of.next.is_none() {
-            // The residual itself is left as floats anyway.
+            // The residual itself is written as floats anyway.
             wanted = Outputs { floats: false, ..wanted };
         }
         let input = self.whole_rows(of.input)?;
@@ -47,50 +60,34 @@ impl PhaseBuilder<'_, '_> {
         let why = Choice::because(why).over("in every block of the products that read it");
         match sum {
             None => {
-                let arguments = norm::rms_norm::Arguments {
-                    x: input,
-                    weight: next,
-                    out: outputs.floats,
-                    rounded: outputs.bf16,
-                    xq: outputs.int8.codes,
-                    xscale: outputs.int8.scales,
-                    xsum: outputs.int8.sums,
-                    epsilon: of.eps,
-                };
+                let (out, epsilon) = (outputs.arguments(), of.eps);
+                let arguments = norm::rms_norm::Arguments { x: input, weight: next, out, epsilon };
                 let weighted = of.next.is_some_and(|(_, weight)| weight.is_some());
                 let instance = norm::norm(width, weighted, wanted)?;
                 self.launch(instance, [rows, 1, 1], arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
             }
             Some((residual, sum)) => {
                 let h = self.whole_rows(residual.before)?;
-                let unused = (Span::Unused, Span::Unused, Span::Unused);
-                let (branch, x_weight, branch_weight) = match residual.branch {
+                let (values, x_weight, weight) = match residual.branch {
                     Some(branch) => (
                         self.whole_rows(branch.other)?,
                         self.common.weights.floats(branch.weight)?,
                         self.common.weights.floats(branch.other_weight)?,
                     ),
-                    None => unused,
+                    None => (Span::Unused, Span::Unused, Span::Unused),
                 };
                 let scale = match residual.scale {
                     Some(weight) => self.common.weights.floats(weight)?,
                     None => Span::Unused,
                 };
+                let post = self.common.weights.floats(residual.post)?;
                 let arguments = norm::residual_norm::Arguments {
                     h,
                     x: input,
-                    branch,
-                    x_weight,
-                    branch_weight,
-                    weight: self.common.weights.floats(residual.post)?,
-                    layer_scale: scale,
-                    next_weight: next,
+                    branch: norm::ExpertBranchArguments { values, weight, x_weight },
+                    norms: norm::ResidualWeightsArguments { post, layer_scale: scale, next },
                     h_out: sum,
-                    out: outputs.floats,
-                    rounded: outputs.bf16,
-                    xq: outputs.int8.codes,
-                    xscale: outputs.int8.scales,
-                    xsum: outputs.int8.sums,
+                    out: outputs.arguments(),
                     epsilon: of.eps,
                 };
                 let kind = norm::Residual {
@@ -111,10 +108,10 @@ impl PhaseBuilder<'_, '_> {
     /// Memory for a row kernel's result in every wanted form.
     pub fn row_outputs(&mut self, node: NodeId, wanted: Outputs, rows: u32) -> RowOutputs {
         let elements = self.graph().node(node).ty.width as u64 * rows as u64;
-        let mut made = Vec::new();
+        let mut written = Vec::new();
         let mut place = |has: bool, form: Form| {
             let start = has.then(|| self.alloc_value(node, form, rows));
-            made.extend(start.map(|start| (form, start)));
+            written.extend(start.map(|start| (form, start)));
             start
         };
         let (floats, bf16) = (place(wanted.floats, Form::F32), place(wanted.bf16, Form::BF16));
@@ -123,13 +120,13 @@ impl PhaseBuilder<'_, '_> {
             floats: floats.unwrap_or_default(),
             bf16: bf16.unwrap_or_default(),
             int8: int8.unwrap_or_default(),
-            made,
+            written,
         }
     }
 
-    /// Says that the last launch leaves them.
+    /// Records that the last launch writes them.
     pub fn record_row_outputs(&mut self, node: NodeId, outputs: &RowOutputs) {
-        for (form, start) in &outputs.made {
+        for (form, start) in &outputs.written {
             self.record_output(node, *form, *start);
         }
     }

@@ -1,12 +1,14 @@
-//! What a layer does with its per-layer input, for one row: gate and projection in one launch, where GPUs have clusters.
+//! What a layer does with its per-layer input, for one row: gate and projection in one launch, where GPUs have
+//! clusters.
 
 use gemma4c_graph::{Group, NodeId, Product, Residual};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::phase::{PhaseBuilder, Work};
-use crate::kernels::per_layer::step::per_layer_step as kernel;
+use crate::kernels::geglu::StridedRowsArguments;
+use crate::kernels::per_layer::step::{ResidualRowsArguments, per_layer_step as kernel};
 use crate::passes::per_layer_step;
 
 impl PhaseBuilder<'_, '_> {
@@ -34,12 +36,13 @@ impl PhaseBuilder<'_, '_> {
             gate_codes: gate_matrix.codes(),
             codes: matrix.codes(),
             post_norm: self.common.weights.floats(residual.post)?,
-            x: self.floats(residual.before)?.start,
-            update: self.floats(norm.input)?.start,
-            by: by.start,
+            rows: ResidualRowsArguments {
+                x: self.floats(residual.before)?.start,
+                update: self.floats(norm.input)?.start,
+            },
+            by: StridedRowsArguments { values: by.start, stride: by.stride },
             residual: sum,
             out,
-            by_stride: by.stride,
         };
         let arguments = arguments
             .with_slot(kernel::slot::gate_side, gate_matrix.side())
@@ -47,7 +50,7 @@ impl PhaseBuilder<'_, '_> {
         let (width, bytes) = (step.width as u64, gate_matrix.bytes() + matrix.bytes());
         let (each, flops) = (rows as u64 * width, 4 * width * step.inputs as u64);
         let work = Work { bytes: bytes + each * 8, flops: rows as u64 * flops };
-        let why = format!("one row: gate and projection in a cluster of {} blocks", step.peers);
+        let why = format!("one row: gate and projection in a cluster of {} blocks", step.cluster_size);
         let why = Choice::because(why).over("two launches");
         self.launch(step.instance()?, step.grid(rows), arguments, &group.nodes, work, why)?;
         self.record_output(residual.sum, Form::F32, sum);

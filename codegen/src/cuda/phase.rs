@@ -1,27 +1,26 @@
 //! One phase: the groups of a schedule to launches in order, with a place for every value.
 //!
-//! The passes have decided everything else: which nodes are a launch, over which copies of weights, in which form every value lies.
-//! Here each group gets its kernel, its arguments and its memory: exactly one launch, or it is an error of the compiler. Groups for
-//! all rows of a chunk come first, then those for the asked row: the row of decode is lowered as the asked row of a prefill is.
+//! The passes have decided everything else: which nodes are a launch, over which copies of weights, in which form every
+//! value is. Here each group gets its kernel, its arguments and its memory: exactly one launch, or it is an error of
+//! the compiler. Groups for all rows of a chunk come first, then those for the asked row: the row of decode is lowered
+//! as the asked row of a prefill is.
 
 use std::collections::HashMap;
 
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Op, Rows};
-use gemma4c_plan::cuda::{
-    CudaStep, DrafterPlaces, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, SEGMENT_ROWS,
-    SEGMENT_WORDS, StepOutput, record,
-};
+use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Op};
+use gemma4c_plan::cuda::{CudaStep, DrafterPlaces, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
+use super::common::Common;
 use super::edges;
-use super::launch::{BoundArgument, BufferId, MixedSpan, NOTHING, Span, bind};
-use super::rows::PreparedRows;
-use super::{Common, LowerError};
+use super::error::LowerError;
+use super::launch::{BoundArgument, BufferId, Int8Span, MixedSpan, NOTHING, Span, bind};
+
 use crate::passes::Schedule;
 
-/// Where a value's rows lie, in one form.
+/// Where a value's rows are, in one form.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub start: Span,
@@ -46,15 +45,25 @@ pub struct SortedPairs {
     pub most_groups: u32,
 }
 
-/// What split-KV attention leaves for its merge.
+/// The partial results of split-KV attention, for its merge.
 #[derive(Clone, Copy, Debug)]
 pub struct PartsPlace {
     pub extrema: Span,
     pub values: Span,
 }
 
+/// The rows that a product of several rows multiplies, as the launch before it writes them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PreparedRows {
+    pub int8: Int8Span,
+    pub fine: Span,
+    pub fine_sums: Span,
+    pub floats: Span,
+    pub factor: Span,
+}
+
 /// A launch whose values have no place yet.
-pub struct Draft {
+pub struct PendingLaunch {
     kernel: KernelIndex,
     grid: [u32; 3],
     arguments: Vec<BoundArgument>,
@@ -63,8 +72,8 @@ pub struct Draft {
     outputs: Vec<(NodeId, Form, Span)>,
     work: Work,
     choice: Choice,
-    /// It runs beside the chain of the others (`edges`).
-    beside: bool,
+    /// It is forked from the chain of the others (`edges`).
+    forked: bool,
 }
 
 /// What a launch costs at least.
@@ -72,6 +81,15 @@ pub struct Draft {
 pub struct Work {
     pub bytes: u64,
     pub flops: u64,
+}
+
+/// The name of a text's phase.
+pub fn phase_name(decodes: bool, rows: u32) -> String {
+    match (decodes, rows) {
+        (true, 1) => "decode".to_owned(),
+        (true, rows) => format!("decode {rows}"),
+        (false, rows) => format!("prefill {rows}"),
+    }
 }
 
 /// The launches of a phase under construction.
@@ -90,15 +108,16 @@ pub struct PhaseBuilder<'p, 'a> {
     pub parts: HashMap<NodeId, PartsPlace>,
     /// Of a product of several rows, by its first matrix.
     pub prepared: HashMap<NodeId, PreparedRows>,
-    /// Weights of a product of many rows as bf16, by its first matrix.
+    /// Weights of a product of many rows, dequantised to bf16, by its first matrix.
     pub widened: HashMap<NodeId, Span>,
-    /// Of a value within several bounds, one copy behind the other: by the first of them, all of them and where they lie.
+    /// Of a value within several bounds, one copy after the other: by the first of them, all of them and where they
+    /// are.
     pub stacks: HashMap<NodeId, (Vec<NodeId>, Span)>,
     /// Queries, keys or values of patches, as attention by warpgroups reads them.
     pub tiles: HashMap<NodeId, Span>,
     /// Keys and values of a chunk that are not in their ring yet.
     pub stages: HashMap<CacheId, [Span; 2]>,
-    drafts: Vec<Draft>,
+    pending: Vec<PendingLaunch>,
     /// The launch with which the asked part of a chunk begins.
     asked_from: Option<usize>,
 }
@@ -106,7 +125,7 @@ pub struct PhaseBuilder<'p, 'a> {
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        let (buffers, drafts, prepared, stages) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
+        let (buffers, pending, prepared, stages) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
         let (stacks, tiles, widened) = (HashMap::new(), HashMap::new(), HashMap::new());
         PhaseBuilder {
             common,
@@ -123,7 +142,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             stacks,
             tiles,
             stages,
-            drafts,
+            pending,
             asked_from: None,
         }
     }
@@ -141,22 +160,30 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.schedule.rows
     }
 
+    /// Its name in messages.
+    pub fn phase_name(&self) -> String {
+        match self.schedule.soft_rows {
+            Some(soft) => format!("a tower of {soft} soft tokens"),
+            None => phase_name(self.schedule.decodes, self.rows()),
+        }
+    }
+
     /// Lowers every group, and says with which launch the asked part begins.
     pub fn lower(&mut self) -> Result<usize, LowerError> {
         for group in self.schedule.ordered() {
             if !self.schedule.decodes && self.schedule.is_asked(&group) {
-                self.asked_from.get_or_insert(self.drafts.len());
+                self.asked_from.get_or_insert(self.pending.len());
             }
-            let before = self.drafts.len();
+            let before = self.pending.len();
             self.lower_group(&group)?;
-            let (launches, expected) = (self.drafts.len() - before, usize::from(group.kind != Kind::View));
+            let (launches, expected) = (self.pending.len() - before, usize::from(group.kind != Kind::View));
             if launches != expected {
                 let node = self.graph().full_name(group.anchor());
                 return Err(LowerError::Launches { kind: group.kind.name(), node, launches });
             }
         }
         // Decoded rows are asked for, all of them.
-        Ok(if self.schedule.decodes { 0 } else { self.asked_from.unwrap_or(self.drafts.len()) })
+        Ok(if self.schedule.decodes { 0 } else { self.asked_from.unwrap_or(self.pending.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
@@ -176,7 +203,6 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PerLayerStep { gate, slice, residual, projection } => {
                 self.per_layer_step(group, gate, *slice, residual, *projection)
             }
-            Kind::Run { parts } => self.run(group, parts),
             Kind::MixtureEntry { norm, expert_norm, router } => self.enter_mixture(group, norm, *expert_norm, router),
             Kind::Router(router) => self.router(group, router),
             Kind::ExpertGateUp { .. } => self.expert_gate_up(group),
@@ -205,81 +231,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.schedule.rows_of(group)
     }
 
-    /// The records of the rows that a group works on: those of a chunk's segments, or one for each decoded row.
-    pub fn state(&self, group: &Group) -> Span {
-        let places = &self.common.places;
-        let (offset, words) = match self.kind() {
-            _ if self.drafts_for().is_some() => (self.drafts_for().map_or(0, |own| own.record), RECORD_WORDS),
-            PhaseKind::Decode => (places.rows, self.rows() * RECORD_WORDS),
-            PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, RECORD_WORDS),
-            PhaseKind::Prefill => (places.segments, self.rows().div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
-            PhaseKind::Tower => return self.grid(self.graph().node(group.anchor()).ty.rows),
-        };
-        Span::Fixed(Range { region: Region::Arena, offset, bytes: words as u64 * 4 })
-    }
-
-    /// Of a tower: the record of the grid of its patches, or of its soft tokens.
-    pub fn grid(&self, rows: Rows) -> Span {
-        let grids = self.common.tower.map_or(0, |places| places.grids);
-        let bytes = RECORD_WORDS as u64 * 4;
-        let offset = if rows == Rows::Soft { grids + bytes } else { grids };
-        Span::Fixed(Range { region: Region::Arena, offset, bytes })
-    }
-
-    /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
-    /// are computed, and all of a chunk up to its last segment's end, in use or not: what a free row makes, nobody reads.
-    pub fn row_count(&mut self, group: &Group) -> Span {
-        if self.kind() == PhaseKind::Tower {
-            return self.state(group);
-        }
-        if !self.schedule.decodes && !self.schedule.is_asked(group) {
-            let offset = self.common.places.chunk;
-            return Span::Fixed(Range { region: Region::Arena, offset, bytes: RECORD_WORDS as u64 * 4 });
-        }
-        if !self.schedule.decodes || self.rows() == 1 {
-            return self.state(group);
-        }
-        let words = [0, self.rows(), 0, 0].map(f32::from_bits);
-        self.common.weights.constant(&format!("{} rows", self.rows()), words.to_vec())
-    }
-
-    /// Words from the record of a group's row to that of the next: 0 where they have those of their segments. An asked row has a record of its own,
-    /// in which its token's word is no segment's first row.
-    pub fn record_stride(&self, group: &Group) -> u32 {
-        if self.is_one_row(group) { RECORD_WORDS } else { 0 }
-    }
-
-    fn kind(&self) -> PhaseKind {
-        match (self.schedule.decodes, self.schedule.soft_rows) {
-            (true, _) => PhaseKind::Decode,
-            (false, None) => PhaseKind::Prefill,
-            (false, Some(_)) => PhaseKind::Tower,
-        }
-    }
-
-    /// The tokens of the chunk's rows, or those in the records of decoded rows.
-    pub fn tokens(&self) -> Span {
-        let places = &self.common.places;
-        let offset = match self.kind() {
-            PhaseKind::Decode if self.drafts_for().is_some() => {
-                self.drafts_for().map_or(0, |own| own.record) + record::TOKEN as u64 * 4
-            }
-            PhaseKind::Decode => places.rows + record::TOKEN as u64 * 4,
-            PhaseKind::Prefill | PhaseKind::Tower => places.tokens,
-        };
-        let words = (self.rows() as u64 - 1) * self.token_stride() as u64 + 1;
-        Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
-    }
-
-    /// Words from one row's token to the next one's.
-    pub fn token_stride(&self) -> u32 {
-        match self.kind() {
-            PhaseKind::Decode => RECORD_WORDS,
-            PhaseKind::Prefill | PhaseKind::Tower => 1,
-        }
-    }
-
-    // ---- values --------------------------------------------------------------------------------------------------------
+    // ---- values
+    // --------------------------------------------------------------------------------------------------------
 
     /// Memory for as long as launches use it.
     pub fn buffer(&mut self, bytes: u64) -> Span {
@@ -287,8 +240,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         Span::Buffer { buffer: BufferId(self.buffers.len() - 1), offset: 0, bytes }
     }
 
-    /// Memory for what a launch beside the chain makes for the launch after it in the chain. Two buffers take turns, as large as the largest of their turns. They are nobody else's from the first turn to the
-    /// last, so that such a launch waits for nobody but the reader of the turn before the last.
+    /// Memory for what a forked launch writes for the launch after it in the chain. Two buffers take turns, as large as
+    /// the largest of their turns. They are nobody else's from the first turn to the last, so that such a launch waits
+    /// for nobody but the reader of the turn before the last.
     pub fn buffer_in_turn(&mut self, bytes: u64) -> Span {
         let buffers = &mut self.buffers;
         let buffer = *self.in_turn[self.turns % 2].get_or_insert_with(|| {
@@ -320,7 +274,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         start
     }
 
-    /// Where a value lies that is read after the phase, or that lies beside another.
+    /// The fixed place of a value that is read after the phase, or that is stored next to another.
     fn fixed_place(&self, node: NodeId) -> Option<u64> {
         let graph = self.graph();
         if graph.output == Some(node) {
@@ -328,7 +282,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         }
         let places = self.common.drafter?;
         let width = graph.node(node).ty.width as u64 * 4;
-        match self.drafts_for() {
+        match self.drafter_places() {
             None => graph.kept.contains(&node).then_some(places.entering),
             Some(_) if graph.kept.contains(&node) => Some(places.hidden),
             // The hidden state follows the embedding that it is read with.
@@ -340,11 +294,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// What the drafter exchanges with the host, where it is the drafter that is lowered.
-    pub fn drafts_for(&self) -> Option<DrafterPlaces> {
+    pub fn drafter_places(&self) -> Option<DrafterPlaces> {
         self.common.drafter.filter(|_| self.common.drafting.is_some())
     }
 
-    /// Forgets where values lie, so that the groups can be lowered once more behind what there is.
+    /// Forgets where values are, so that the groups can be lowered once more after what there is.
     pub fn forget_values(&mut self) {
         self.values.clear();
         self.routing.clear();
@@ -354,10 +308,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     /// Launches so far.
     pub fn launches(&self) -> usize {
-        self.drafts.len()
+        self.pending.len()
     }
 
-    /// Says where a node's rows lie.
+    /// Records where a node's rows are.
     pub fn bind_location(&mut self, node: NodeId, form: Form, place: Place) {
         self.values.entry(node).or_default().push((form, place));
     }
@@ -389,7 +343,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.find(node, form).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
-    /// A node's f32 rows, one behind the other without a gap.
+    /// A node's f32 rows, one after the other without a gap.
     pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
@@ -407,7 +361,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.routing.get(&node).copied().ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
-    // ---- launches ------------------------------------------------------------------------------------------------------
+    // ---- launches
+    // ------------------------------------------------------------------------------------------------------
 
     /// Appends a launch.
     pub fn launch(
@@ -424,21 +379,32 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         let kernel = self.common.kernels.index(instance);
         let outputs = Vec::new();
         let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.can.target));
-        self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice, beside: false });
+        self.pending.push(PendingLaunch {
+            kernel,
+            grid,
+            arguments,
+            dependent,
+            nodes,
+            outputs,
+            work,
+            choice,
+            forked: false,
+        });
         Ok(())
     }
 
-    /// Lets the last launch run beside the chain of the others: it waits only for those that touched its memory, and only those wait for it that touch what it wrote.
-    pub fn run_beside(&mut self) {
-        if let Some(draft) = self.drafts.last_mut() {
-            draft.beside = true;
+    /// Forks the last launch from the chain of the others: it waits only for those that touched its memory, and only
+    /// those wait for it that touch what it wrote.
+    pub fn fork_last_launch(&mut self) {
+        if let Some(launch) = self.pending.last_mut() {
+            launch.forked = true;
         }
     }
 
     /// Whether whoever writes to this memory has ended when the next launch starts: it may be read before the wait.
     pub fn is_settled(&self, spans: &[Span]) -> bool {
         let is_same = |a: &Range, b: &Range| match (a.region, b.region) {
-            // Pages of different caches lie between each other.
+            // Pages of different caches are interleaved.
             (Region::Kv, Region::Kv) => a.offset == b.offset,
             (one, other) => one == other && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes,
         };
@@ -449,13 +415,14 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 _ => false,
             })
         };
-        // The launches that may still run, from the last on: the first that waits before it lets others start, and those behind it.
-        for (at, draft) in self.drafts.iter().enumerate().rev() {
+        // The launches that may still run, from the last on: the first that waits before it lets others start, and
+        // those after it.
+        for (at, launch) in self.pending.iter().enumerate().rev() {
             if self.asked_from == Some(at + 1) {
                 return true;
             }
-            let instance = &self.common.kernels.instances[draft.kernel as usize];
-            let written = instance.params().iter().zip(&draft.arguments).filter(|(param, _)| instance.writes(param));
+            let instance = &self.common.kernels.instances[launch.kernel as usize];
+            let written = instance.params().iter().zip(&launch.arguments).filter(|(param, _)| instance.writes(param));
             if written.into_iter().any(|(_, to)| matches!(to, BoundArgument::Memory(span) if is_read(span))) {
                 return false;
             }
@@ -466,20 +433,20 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         true
     }
 
-    /// Says what the last launch leaves in memory, so that it can be compared with its meaning.
+    /// Records what the last launch writes, so that it can be compared with its meaning.
     pub fn record_output(&mut self, node: NodeId, form: Form, start: Span) {
-        if let Some(draft) = self.drafts.last_mut() {
-            draft.outputs.push((node, form, start));
+        if let Some(launch) = self.pending.last_mut() {
+            launch.outputs.push((node, form, start));
         }
     }
 
     /// Gives every value its place in the arena, which starts at `base`.
     pub fn finish(self, name: String, asked_from: usize, base: u64) -> Result<Phase, LowerError> {
-        let end = self.drafts.len();
+        let end = self.pending.len();
         let mut lifetimes: Vec<Lifetime> =
             self.buffers.iter().map(|bytes| Lifetime { first: usize::MAX, last: 0, bytes: *bytes }).collect();
-        for (at, draft) in self.drafts.iter().enumerate() {
-            for argument in &draft.arguments {
+        for (at, launch) in self.pending.iter().enumerate() {
+            for argument in &launch.arguments {
                 if let BoundArgument::Memory(Span::Buffer { buffer, .. }) = argument {
                     let life = &mut lifetimes[buffer.0];
                     (life.first, life.last) = (life.first.min(at), life.last.max(at));
@@ -507,32 +474,32 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         };
         let graph = self.graph();
         let index = |id: &NodeId| self.common.value_index.get(&graph.full_name(*id)).copied();
-        let step = |draft: &Draft| CudaStep {
+        let step = |launch: &PendingLaunch| CudaStep {
             launch: Launch {
-                kernel: draft.kernel,
-                grid: draft.grid,
-                arguments: draft.arguments.iter().map(|argument| argument.placed(range)).collect(),
+                kernel: launch.kernel,
+                grid: launch.grid,
+                arguments: launch.arguments.iter().map(|argument| argument.placed(range)).collect(),
                 // As far as its edges allow it.
-                programmatic: draft.dependent,
+                programmatic: launch.dependent,
             },
             after: Vec::new(),
-            nodes: draft.nodes.iter().filter_map(index).collect(),
-            outputs: draft
+            nodes: launch.nodes.iter().filter_map(index).collect(),
+            outputs: launch
                 .outputs
                 .iter()
                 .filter_map(|(id, form, start)| {
                     Some(StepOutput { value: index(id)?, form: *form, place: range(*start) })
                 })
                 .collect(),
-            layer: draft.nodes.first().and_then(|id| graph.node(*id).layer),
-            bytes: draft.work.bytes,
-            flops: draft.work.flops,
-            reason: draft.choice.reason.clone(),
-            runner_up: draft.choice.runner_up.clone(),
+            layer: launch.nodes.first().and_then(|id| graph.node(*id).layer),
+            bytes: launch.work.bytes,
+            flops: launch.work.flops,
+            reason: launch.choice.reason.clone(),
+            runner_up: launch.choice.runner_up.clone(),
         };
-        let mut steps: Vec<CudaStep> = self.drafts.iter().map(step).collect();
-        let beside: Vec<bool> = self.drafts.iter().map(|draft| draft.beside).collect();
-        edges::connect(&mut steps, &beside, asked_from, &self.common.kernels.described())
+        let mut steps: Vec<CudaStep> = self.pending.iter().map(step).collect();
+        let forked: Vec<bool> = self.pending.iter().map(|launch| launch.forked).collect();
+        edges::connect(&mut steps, &forked, asked_from, &self.common.kernels.described())
             .ok_or_else(|| LowerError::Pieces { phase: name.clone() })?;
         Ok(Phase {
             name,

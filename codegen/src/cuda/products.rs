@@ -1,11 +1,12 @@
-//! Matrix products: for one row over weight planes, with the norm before them and what follows them; for many rows on tensor cores.
+//! Matrix products: for one row over weight planes, with the norm before them and what follows them; for many rows on
+//! tensor cores.
 
 use gemma4c_dsl::{ElementType, Filled, LaunchArguments, SlotKey};
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::{self, Choice};
+use super::error::LowerError;
 use super::launch::{Int8Span, MixedSpan, Span};
 use super::phase::{PhaseBuilder, Place, Work};
 use super::weights::Matrix;
@@ -22,8 +23,9 @@ use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::widen;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
-use crate::passes::forms::{is_unbounded, leaves_int8};
-use crate::passes::widened::runs_beside;
+use crate::passes::forms::writes_int8;
+use crate::passes::readers::is_unbounded;
+use crate::passes::widened::runs_concurrently;
 use crate::passes::{multiplies_exactly, product_of, warpgroups};
 
 /// How the activations of a decoded row's product arrive.
@@ -52,8 +54,8 @@ pub struct Decoded {
     pub matrix: Matrix,
     pub arrival: Arrival,
     pub epilogue: Vec<Filled<Span>>,
-    /// The residual that it leaves for others.
-    pub left: Option<(NodeId, Span)>,
+    /// The residual that it writes for others.
+    pub residual_out: Option<(NodeId, Span)>,
 }
 
 /// What a product by warpgroups takes besides its weights.
@@ -109,11 +111,11 @@ impl PhaseBuilder<'_, '_> {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
         let unbounded = is_unbounded(self.graph(), of.input);
-        // The owner of a residual leaves it for others; who computes it once more does not.
+        // The owner of a residual writes it for others; who computes it once more does not.
         let residual = of.norm.and_then(|norm| norm.residual);
-        let left = residual.filter(|residual| group.nodes.contains(&residual.sum));
+        let written = residual.filter(|residual| group.nodes.contains(&residual.sum));
         let rows = self.rows_of(group);
-        let sum = left.map(|residual| match self.find(residual.sum, Form::F32) {
+        let sum = written.map(|residual| match self.find(residual.sum, Form::F32) {
             // The helper before the product has made it.
             Some(place) => place.start,
             None => self.alloc_value(residual.sum, Form::F32, rows),
@@ -146,20 +148,20 @@ impl PhaseBuilder<'_, '_> {
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
-            leaves_residual: left.is_some(),
-            leaves_int8: leaves_int8(self.schedule, &self.common.can, group, of),
+            leaves_residual: written.is_some(),
+            leaves_int8: writes_int8(self.schedule, &self.common.can, group, of),
             loose,
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
             epilogue: epilogue.iter().map(|filled| filled.function).collect(),
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, arrival.prologue)
         };
-        let left = left.zip(sum).map(|(residual, sum)| (residual.sum, sum));
-        Ok(Decoded { choice, matrix, arrival, epilogue, left })
+        let residual_out = written.zip(sum).map(|(residual, sum)| (residual.sum, sum));
+        Ok(Decoded { choice, matrix, arrival, epilogue, residual_out })
     }
 
     fn product_of_one_row(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        let Decoded { choice, matrix, arrival, epilogue, left } = self.decoded(group, of)?;
+        let Decoded { choice, matrix, arrival, epilogue, residual_out } = self.decoded(group, of)?;
         let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         let (outputs, loose) = (choice.outputs, shape.loose(choice.outputs));
         let form = match choice.leaves_int8 {
@@ -171,7 +173,7 @@ impl PhaseBuilder<'_, '_> {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
         if loose > 0 {
-            why.reason += &format!("; all blocks share out the last {loose} outputs, which leave as floats");
+            why.reason += &format!("; all blocks share out the last {loose} outputs, which are written as floats");
         }
         let out = match (form, group.last()) {
             (Form::Int8 | Form::Mixed { .. }, Some(joined)) => self.alloc_value(joined, form, 1),
@@ -201,10 +203,10 @@ impl PhaseBuilder<'_, '_> {
             arguments = arguments.with_slot(slot::keep, kept);
         }
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
-        // What it computes once more comes first: a value is compared where its owner leaves it.
+        // What it computes once more comes first: a value is compared where its owner writes it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
         self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], arguments, &nodes, work, why)?;
-        if let Some((residual, sum)) = left {
+        if let Some((residual, sum)) = residual_out {
             self.record_output(residual, Form::F32, sum);
         }
         match (form, group.last()) {
@@ -391,14 +393,14 @@ impl PhaseBuilder<'_, '_> {
         let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let from = if copy.is_some() { "over weights that a launch before widened" } else { source.words() };
+        let from = if copy.is_some() { "over weights that a launch before dequantised" } else { source.words() };
         let why = format!("{rows} rows: warpgroups {from}, {}", tile.words());
         let why = Choice::because(why).over("warps over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
             (true, Some(joined)) => self.record_output(joined, Form::BF16, out),
-            // Rows of bf16 with gaps are shown to nobody: what is made of them is.
+            // Rows of bf16 with gaps are not compared with their meaning: what is computed from them is.
             _ if rounded => {}
             _ => self.record_product_outputs(group, of, out),
         }
@@ -460,7 +462,8 @@ impl PhaseBuilder<'_, '_> {
         copy.map_or_else(|| self.common.weights.rounded(weights, &mut self.common.kernels), Ok)
     }
 
-    /// The weights of a product as bf16, in memory that is free again after the product: beside the launches before it where there are not too many of them.
+    /// Dequantises the weights of a product to bf16, in memory that is free again after the product: concurrently with
+    /// the launches before it where there are not too many of them.
     pub fn widen_weights(&mut self, of: NodeId) -> Result<(), LowerError> {
         let owner = self.fused().group(of).clone();
         let no_value = || LowerError::NoValue { node: self.graph().full_name(of) };
@@ -468,10 +471,10 @@ impl PhaseBuilder<'_, '_> {
         let weights = self.weights_of(&product);
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         let units = widen::units(matrix.dtype, matrix.rows, matrix.k as u64)
-            .ok_or_else(|| self.no_kernel(&owner, &matrix, "it has too many values to be widened by one launch"))?;
+            .ok_or_else(|| self.no_kernel(&owner, &matrix, "it has too many values to be dequantised by one launch"))?;
         let values = matrix.rows * matrix.k as u64;
-        let is_beside = runs_beside(values);
-        let (out, grid) = if is_beside {
+        let is_concurrent = runs_concurrently(values);
+        let (out, grid) = if is_concurrent {
             let multiprocessors = self.common.can.target.multiprocessors;
             (self.buffer_in_turn(values * 2), widen::grid_beside(matrix.dtype, units, multiprocessors))
         } else {
@@ -480,13 +483,13 @@ impl PhaseBuilder<'_, '_> {
         let arguments = widen::widen::Arguments { codes: matrix.codes(), out, units }
             .with_slot(widen::widen::slot::side, matrix.side());
         let work = Work { bytes: matrix.bytes() + values * 2, flops: 0 };
-        let way = if is_beside { ", beside the launches before it" } else { "" };
+        let way = if is_concurrent { ", concurrently with the launches before it" } else { "" };
         let rows = self.rows_of(&owner);
-        let why = format!("{rows} rows: bf16 weights for one product are made faster than decoded on its way{way}");
-        let why = Choice::because(why).over("decoding by the product");
+        let why = format!("{rows} rows: dequantised to bf16 ahead of the product, which is faster than in it{way}");
+        let why = Choice::because(why).over("dequantising in the product");
         self.launch(widen::instance(matrix.dtype)?, grid, arguments, &[], work, why)?;
-        if is_beside {
-            self.run_beside();
+        if is_concurrent {
+            self.fork_last_launch();
         }
         self.widened.insert(of, out);
         Ok(())
@@ -497,30 +500,22 @@ impl PhaseBuilder<'_, '_> {
         let node = group.last().ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(gate) })?;
         let (gate, up) = (self.floats(gate)?, self.floats(up)?);
         let outputs = if self.schedule.forms(node).bf16 { Outputs::BF16 } else { Outputs::FLOATS };
-        // Of experts a row has several, one behind the other.
+        // Of experts a row has several, one after the other.
         let all = self.graph().node(node).ty.width;
         let width = gate.part.unwrap_or(all);
         let rows = self.rows_of(group) * (all / width);
         let instance = if gate.stride == up.stride { geglu::instance(outputs)? } else { per_layer::gate(outputs)? };
         let grid = geglu::grid(&instance, width, rows);
-        let form = if outputs == Outputs::BF16 { Form::BF16 } else { Form::F32 };
-        let out = self.alloc_value(node, form, self.rows_of(group));
-        let of = |wanted: Form| if form == wanted { out } else { Span::Unused };
+        let out = self.row_outputs(node, outputs, self.rows_of(group));
         let arguments = geglu::geglu::Arguments {
-            gate: gate.start,
-            up: up.start,
-            out: of(Form::F32),
-            rounded: of(Form::BF16),
-            xq: Span::Unused,
-            xscale: Span::Unused,
-            xsum: Span::Unused,
+            gate: geglu::StridedRowsArguments { values: gate.start, stride: gate.stride },
+            up: geglu::StridedRowsArguments { values: up.start, stride: up.stride },
+            out: out.arguments(),
             width,
-            gate_stride: gate.stride,
-            up_stride: up.stride,
         };
         let work = Work { bytes: rows as u64 * width as u64 * 10, flops: 0 };
         self.launch(instance, grid, arguments, &group.nodes, work, "many rows: after the product")?;
-        self.record_output(node, form, out);
+        self.record_row_outputs(node, &out);
         Ok(())
     }
 }

@@ -1,31 +1,22 @@
-//! Products of several decoded rows: what every block of a row's product does before it multiplies is a launch of its own, then the weights
-//! are read once for all rows. A row's bits are those of the product of one row.
+//! Products of several decoded rows: what every block of a row's product does before it multiplies is a launch of its
+//! own, then the weights are read once for all rows. A row's bits are those of the product of one row.
 
 use gemma4c_dsl::{LaunchArguments, SlotKey};
 use gemma4c_graph::{Group, NodeId, Product};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::Choice;
+use super::error::LowerError;
 use super::launch::{Int8Span, Span};
-use super::phase::{PhaseBuilder, Work};
+use super::phase::{PhaseBuilder, PreparedRows, Work};
 use super::products::{Arrival, Decoded};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::per_layer::step;
-use crate::kernels::rows::prepare::prepare_rows;
+use crate::kernels::rows::prepare::{
+    PreparedOutArguments, PrologueNormsArguments, PrologueStridesArguments, prepare_rows,
+};
 use crate::kernels::rows::{self, Given};
-use crate::passes::panels::lies_in_panels;
 use crate::passes::{per_layer_step, product_of};
-
-/// The rows that a product multiplies, as a helper leaves them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PreparedRows {
-    int8: Int8Span,
-    fine: Span,
-    fine_sums: Span,
-    floats: Span,
-    factor: Span,
-}
 
 impl PhaseBuilder<'_, '_> {
     /// What the product of matrix `of` does before it multiplies: residual, norm and rounding of each row.
@@ -68,23 +59,19 @@ impl PhaseBuilder<'_, '_> {
         let branch = residual.and_then(|residual| residual.branch).map(|branch| branch.other);
         let branch_stride = stride(self, branch)?;
         let Arrival { update_norm, branch_norm, post_norm, next_norm, slots, .. } = arrival;
-        let mut arguments: LaunchArguments<Span> = prepare_rows::Arguments {
-            update_norm,
-            branch_norm,
-            post_norm,
-            next_norm,
-            xq: prepared.int8.codes,
-            xscale: prepared.int8.scales,
-            xsum: prepared.int8.sums,
+        let norms =
+            PrologueNormsArguments { update: update_norm, branch: branch_norm, post: post_norm, next: next_norm };
+        let out = PreparedOutArguments {
+            codes: prepared.int8.codes,
+            scales: prepared.int8.scales,
+            sums: prepared.int8.sums,
             fine: prepared.fine,
             fine_sums: prepared.fine_sums,
             values: prepared.floats,
             factor: if kind.is_normed() { prepared.factor } else { Span::Unused },
-            input_stride,
-            update_stride,
-            branch_stride,
-        }
-        .into();
+        };
+        let strides = PrologueStridesArguments { input: input_stride, update: update_stride, branch: branch_stride };
+        let mut arguments: LaunchArguments<Span> = prepare_rows::Arguments { norms, out, strides }.into();
         for (slot, filled) in slots {
             let slot = SlotKey { kernel: prepare_rows::slot::input.kernel, ..slot };
             arguments = arguments.with_slot(slot, filled);
@@ -105,11 +92,11 @@ impl PhaseBuilder<'_, '_> {
     /// The product itself.
     pub fn product_of_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         let rows = self.rows_of(group);
-        let Decoded { choice, matrix, epilogue, left, .. } = self.decoded(group, of)?;
+        let Decoded { choice, matrix, epilogue, residual_out, .. } = self.decoded(group, of)?;
         let (outputs, k) = (choice.outputs, choice.k);
-        let joined = group.last().filter(|last| lies_in_panels(self.schedule, *last));
+        let joined = group.last().filter(|last| self.schedule.is_in_tiles(*last));
         let kind = rows::Product {
-            arrives_in_panels: lies_in_panels(self.schedule, of.input),
+            arrives_in_panels: self.schedule.is_in_tiles(of.input),
             leaves_panels: joined.is_some(),
             ..rows::Product::new(choice, rows, self.schedule.sum_order(of.matmuls[0]))
         };
@@ -159,7 +146,7 @@ impl PhaseBuilder<'_, '_> {
         let why = Choice::because(reason).over(runner_up);
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
         self.launch(kind.instance(shape)?, kind.grid(shape), arguments, &nodes, work, why)?;
-        if let Some((residual, sum)) = left {
+        if let Some((residual, sum)) = residual_out {
             self.record_output(residual, Form::F32, sum);
         }
         if joined.is_none() {

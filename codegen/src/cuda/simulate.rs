@@ -1,11 +1,13 @@
 //! Runs a GPU's program in the simulator: the same loads, launches, arguments and offsets, on kernels' Rust bodies.
 //!
-//! What it shows is that fusion, schedule, memory and kernels are right together. Bounds are checked at every access, against
-//! the ranges the plan gives; races within a launch and unwritten outputs are the business of the kernels' own cases, where they
-//! are looked for much more closely. Races between launches are the plan's: [`Simulator::launch_chain`] finds them.
+//! What it shows is that fusion, schedule, memory and kernels are right together. Bounds are checked at every access,
+//! against the ranges the plan gives; races within a launch and unwritten outputs are the business of the kernels' own
+//! cases, where they are looked for much more closely. Races between launches are the plan's:
+//! [`Simulator::launch_chain`] finds them.
 
 use gemma4c_dsl::Instance;
 use gemma4c_dsl::sim::{self, AllocationId, ChainStep, Interleaving, Memory, Options, View};
+use gemma4c_plan::WeightId;
 use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadArgument, LoadPart, Range, Region};
 
 /// Why a launch did not work.
@@ -38,7 +40,11 @@ impl Simulator {
     }
 
     /// Brings the weights to the device, by the program's own kernels. `bytes` gives a tensor's bytes in its file.
-    pub fn load<'b>(&mut self, program: &CudaProgram, bytes: impl Fn(u32) -> &'b [u8]) -> Result<(), SimulateError> {
+    pub fn load<'b>(
+        &mut self,
+        program: &CudaProgram,
+        bytes: impl Fn(WeightId) -> &'b [u8],
+    ) -> Result<(), SimulateError> {
         for constant in &program.constants {
             let values: Vec<u8> = constant.values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.write(constant.to, &values);
@@ -72,7 +78,7 @@ impl Simulator {
         self.prepare(program)
     }
 
-    /// Launches what makes weights of weights, once they are there.
+    /// Launches what derives weights from weights, once they are loaded.
     pub fn prepare(&mut self, program: &CudaProgram) -> Result<(), SimulateError> {
         program.prepare.iter().try_for_each(|launch| self.launch(launch))
     }
@@ -119,8 +125,8 @@ impl Simulator {
             .map_err(|source| SimulateError::Launch { instance: instance.to_string(), source })
     }
 
-    /// Launches as a GPU runs them: a programmatic one beside its predecessor. What one of them may not touch before it has
-    /// waited for another is an error.
+    /// Launches as a GPU runs them: a programmatic one concurrently with its predecessor. What one of them may not
+    /// touch before it has waited for another is an error.
     pub fn launch_chain<'l>(
         &mut self,
         launches: impl Iterator<Item = &'l Launch>,

@@ -1,10 +1,10 @@
 //! Gathers, and operations that no pass has fused: each a launch of its own, plainly and in f32.
 
 use gemma4c_dsl::Filled;
-use gemma4c_graph::{Elem, Form as ValueForm, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
+use gemma4c_graph::{CacheId, Elem, Form as ValueForm, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
 use gemma4c_plan::cuda::{Form, Range, Region};
 
-use super::LowerError;
+use super::error::LowerError;
 use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
 use crate::kernels::matvec::slots;
@@ -16,6 +16,11 @@ use crate::kernels::{gather, norm, per_layer, quantise, tower};
 use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
+
+/// Rows of f32 that are read and written.
+fn values_work(rows: u32, width: u32) -> Work {
+    Work { bytes: rows as u64 * width as u64 * 8, flops: 0 }
+}
 
 impl PhaseBuilder<'_, '_> {
     /// Rows of a table, by token.
@@ -47,7 +52,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(out)
     }
 
-    /// What all layers are told of each token.
+    /// The per-layer inputs of each token, for all layers.
     pub fn per_layer_inputs(&mut self, group: &Group, of: &PerLayerInputs) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let rows = self.rows_of(group);
@@ -59,16 +64,17 @@ impl PhaseBuilder<'_, '_> {
         let table = self.common.weights.blocks(of.table);
         let arguments = per_layer::per_layer_inputs::Arguments {
             projected: self.floats(of.projected)?.start,
-            tokens: self.tokens(),
+            rows: per_layer::TokenRowsArguments { tokens: self.tokens(), stride: self.token_stride() },
             weight: self.common.weights.floats(of.norm)?,
             out,
             layers,
             vocabulary,
-            projected_scale: of.projected_scale,
-            gathered_scale: of.row_scale,
-            out_scale: of.out_scale,
+            scales: per_layer::InputScalesArguments {
+                projected: of.projected_scale,
+                gathered: of.row_scale,
+                out: of.out_scale,
+            },
             epsilon: of.eps,
-            token_stride: self.token_stride(),
         };
         let arguments = arguments.with_slot(per_layer::per_layer_inputs::slot::value, value_arguments(dtype, table));
         let width = layers as u64 * of.width as u64;
@@ -84,8 +90,6 @@ impl PhaseBuilder<'_, '_> {
     pub fn single(&mut self, group: &Group) -> Result<(), LowerError> {
         let id = group.nodes[0];
         let node = self.graph().node(id);
-        let (rows, width, state) = (self.rows_of(group), node.ty.width, self.state(group));
-        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
         let x = node.inputs.first().copied();
         match node.op {
             // Views, which launch nothing, are groups of another kind.
@@ -135,27 +139,8 @@ impl PhaseBuilder<'_, '_> {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
             }
             Op::Attention { .. } | Op::AttentionAhead { .. } => self.attention(group, id),
-            Op::TakeAsked => {
-                let x = self.whole_rows(node.inputs[0])?;
-                let out = self.alloc_value(id, Form::F32, 1);
-                let arguments = rows::take_row::Arguments { x, asked: state, out, width };
-                self.launch(rows::take()?, rows::take_grid(width), arguments, &[id], work, "the asked row")?;
-                self.record_output(id, Form::F32, out);
-                Ok(())
-            }
-            Op::RmsNorm { weight, group: length, eps } => {
-                let x = self.whole_rows(node.inputs[0])?;
-                let by = match weight {
-                    Some(weight) => self.common.weights.floats(weight)?,
-                    None => Span::Unused,
-                };
-                let out = self.alloc_value(id, Form::F32, rows);
-                let arguments = norm::rms_norm_plain::Arguments { x, weight: by, out, width: length, epsilon: eps };
-                let grid = [rows * (width / length), 1, 1];
-                self.launch(norm::plain(weight.is_some())?, grid, arguments, &[id], work, ALONE)?;
-                self.record_output(id, Form::F32, out);
-                Ok(())
-            }
+            Op::TakeAsked => self.take_asked(group, id),
+            Op::RmsNorm { weight, group: length, eps } => self.plain_norm(group, id, weight, length, eps),
             Op::Scale { factor } => self.map(group, x, slots::then_scale::Arguments { scale: factor }),
             Op::Gelu => self.map(group, x, Filled::alone(slots::then_gelu::DEF)),
             Op::Softcap { cap } => self.map(group, x, slots::then_softcap::Arguments { cap }),
@@ -174,100 +159,20 @@ impl PhaseBuilder<'_, '_> {
             }
             Op::Mul => {
                 let by = self.floats(node.inputs[1])?;
-                if by.stride == width || rows == 1 {
+                let width = node.ty.width;
+                if by.stride == width || self.rows_of(group) == 1 {
                     self.map(group, x, slots::then_times::Arguments { by: by.start })
                 } else {
                     let part = map::then_times_part::Arguments { part: by.start, width, stride: by.stride };
                     self.map(group, x, part)
                 }
             }
-            Op::Rope { head_dim, base, factors } => {
-                let x = self.whole_rows(node.inputs[0])?;
-                let angles = gemma4c_graph::Heads { dim: head_dim, base, factors, eps: 0.0, q: None, kv: None };
-                let inverse_frequencies = self.frequencies(&angles)?;
-                let out = self.alloc_value(id, Form::F32, rows);
-                let heads = width / head_dim;
-                let arguments = rope::rope::Arguments {
-                    x,
-                    inverse_frequencies,
-                    state,
-                    out,
-                    heads,
-                    dim: head_dim,
-                    record_stride: self.record_stride(group),
-                };
-                let grid = rope::grid(heads, head_dim, rows);
-                self.launch(rope::rotation()?, grid, arguments, &[id], work, ALONE)?;
-                self.record_output(id, Form::F32, out);
-                Ok(())
-            }
-            Op::KvAppend { cache } => {
-                let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
-                let place = self.store_place(group, cache)?;
-                let arguments = rows::kv_store::Arguments {
-                    k,
-                    v,
-                    state,
-                    pages: place.pages,
-                    k_cache: place.keys,
-                    v_cache: place.values,
-                    width,
-                    dim: self.graph().cache(cache).head_dim,
-                    capacity: place.capacity,
-                    window: place.window,
-                    record_stride: self.record_stride(group),
-                    max_pages: place.max_pages,
-                    page_stride: place.page_stride,
-                };
-                let instance = rows::store(self.common.can.kv)?;
-                self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)?;
-                self.record_stage(id, cache);
-                Ok(())
-            }
+            Op::Rope { head_dim, base, factors } => self.rotation(group, id, head_dim, base, factors),
+            Op::KvAppend { cache } => self.kv_append(group, id, cache),
             Op::TokenMatMul { weight } => self.token_scores(id, weight),
-            Op::Route { top_k } if self.drafts_for().is_some() => self.closest_groups(id, top_k),
-            Op::Route { top_k } => {
-                let logits = self.whole_rows(node.inputs[0])?;
-                let Elem::Routing { experts: count } = node.ty.elem else {
-                    return Err(LowerError::NoValue { node: self.graph().full_name(id) });
-                };
-                let pairs = rows as u64 * top_k as u64 * 4;
-                let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
-                let arguments = experts::top_k_softmax::Arguments { logits, ids: place.ids, weights: place.weights };
-                self.launch(experts::choice(count, top_k)?, [rows, 1, 1], arguments, &[id], work, ALONE)?;
-                self.record_output(id, Form::Experts, place.ids);
-                self.bind_routing(id, place);
-                Ok(())
-            }
-            Op::ExpertMatMul { weight, part } => {
-                let (x, routing) = (self.whole_rows(node.inputs[0])?, self.routing(node.inputs[1])?);
-                let w = self.graph().weight(weight);
-                let (dtype, k, height) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
-                let top = width / part.len;
-                // One row for all choices, or one for each.
-                let pairs_a_row = if self.graph().node(node.inputs[0]).ty.width == k { top } else { 1 };
-                let out = self.alloc_value(id, Form::F32, rows);
-                let arguments = experts::expert_product::Arguments {
-                    x,
-                    ids: routing.ids,
-                    state: self.row_count(group),
-                    out,
-                    k,
-                    height,
-                    first: part.first,
-                    outputs: part.len,
-                    top,
-                    pairs_a_row,
-                };
-                let values = value_arguments(dtype, self.common.weights.blocks(weight));
-                let arguments = arguments.with_slot(experts::expert_product::slot::value, values);
-                let flops = 2 * rows as u64 * width as u64 * k as u64;
-                let work = Work { bytes: flops / 2, flops };
-                let grid = experts::product_grid(part.len, top, rows);
-                self.launch(experts::product(dtype)?, grid, arguments, &[id], work, ALONE)?;
-                self.record_output(id, Form::F32, out);
-                Ok(())
-            }
+            Op::Route { top_k } if self.drafter_places().is_some() => self.closest_groups(id, top_k),
+            Op::Route { top_k } => self.top_k_softmax(group, id, top_k),
+            Op::ExpertMatMul { weight, first, len } => self.plain_expert_product(group, id, weight, first..first + len),
             Op::ExpertSum { scale } => {
                 let x = self.whole_rows(node.inputs[0])?;
                 let of_experts = self.has_sorted(node.inputs[1]);
@@ -275,6 +180,146 @@ impl PhaseBuilder<'_, '_> {
                 self.expert_sum(group, id, x, node.inputs[1], scale, why)
             }
         }
+    }
+
+    /// The asked row of a chunk.
+    fn take_asked(&mut self, group: &Group, id: NodeId) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (width, state) = (node.ty.width, self.state(group));
+        let work = values_work(self.rows_of(group), width);
+        let x = self.whole_rows(node.inputs[0])?;
+        let out = self.alloc_value(id, Form::F32, 1);
+        let arguments = rows::take_row::Arguments { x, asked: state, out, width };
+        self.launch(rows::take()?, rows::take_grid(width), arguments, &[id], work, "the asked row")?;
+        self.record_output(id, Form::F32, out);
+        Ok(())
+    }
+
+    /// A norm of `length` values at a time.
+    fn plain_norm(
+        &mut self,
+        group: &Group,
+        id: NodeId,
+        weight: Option<WeightId>,
+        length: u32,
+        eps: f32,
+    ) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (rows, width) = (self.rows_of(group), node.ty.width);
+        let work = values_work(rows, width);
+        let x = self.whole_rows(node.inputs[0])?;
+        let by = match weight {
+            Some(weight) => self.common.weights.floats(weight)?,
+            None => Span::Unused,
+        };
+        let out = self.alloc_value(id, Form::F32, rows);
+        let arguments = norm::rms_norm_plain::Arguments { x, weight: by, out, width: length, epsilon: eps };
+        let grid = [rows * (width / length), 1, 1];
+        self.launch(norm::plain(weight.is_some())?, grid, arguments, &[id], work, ALONE)?;
+        self.record_output(id, Form::F32, out);
+        Ok(())
+    }
+
+    /// Heads rotated by their rows' positions.
+    fn rotation(
+        &mut self,
+        group: &Group,
+        id: NodeId,
+        head_dim: u32,
+        base: f32,
+        factors: Option<WeightId>,
+    ) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (rows, width, state) = (self.rows_of(group), node.ty.width, self.state(group));
+        let work = values_work(rows, width);
+        let x = self.whole_rows(node.inputs[0])?;
+        let angles = gemma4c_graph::Heads { dim: head_dim, base, factors, eps: 0.0, q: None, kv: None };
+        let inverse_frequencies = self.frequencies(&angles)?;
+        let out = self.alloc_value(id, Form::F32, rows);
+        let heads = width / head_dim;
+        let arguments = rope::rope::Arguments {
+            x,
+            inverse_frequencies,
+            state,
+            out,
+            heads,
+            dim: head_dim,
+            record_stride: self.record_stride(group),
+        };
+        let grid = rope::grid(heads, head_dim, rows);
+        self.launch(rope::rotation()?, grid, arguments, &[id], work, ALONE)?;
+        self.record_output(id, Form::F32, out);
+        Ok(())
+    }
+
+    /// Keys and values of the rows into their cache, or its stage.
+    fn kv_append(&mut self, group: &Group, id: NodeId, cache: CacheId) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (rows, width, state) = (self.rows_of(group), node.ty.width, self.state(group));
+        let work = values_work(rows, width);
+        let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
+        let place = self.store_place(group, cache)?;
+        let (record_stride, dim) = (self.record_stride(group), self.graph().cache(cache).head_dim);
+        let kv = place.view_mut();
+        let arguments = rows::kv_store::Arguments { k, v, state, record_stride, width, dim, kv };
+        let instance = rows::store(self.common.can.kv)?;
+        self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)?;
+        self.record_stage(id, cache);
+        Ok(())
+    }
+
+    /// The experts of each row, and their weights.
+    fn top_k_softmax(&mut self, group: &Group, id: NodeId, top_k: u32) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let rows = self.rows_of(group);
+        let work = values_work(rows, node.ty.width);
+        let logits = self.whole_rows(node.inputs[0])?;
+        let Elem::Routing { experts: count } = node.ty.elem else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(id) });
+        };
+        let pairs = rows as u64 * top_k as u64 * 4;
+        let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
+        let arguments = experts::top_k_softmax::Arguments { logits, ids: place.ids, weights: place.weights };
+        self.launch(experts::choice(count, top_k)?, [rows, 1, 1], arguments, &[id], work, ALONE)?;
+        self.record_output(id, Form::Experts, place.ids);
+        self.bind_routing(id, place);
+        Ok(())
+    }
+
+    /// A matrix of the experts that each row has chosen, straight from the file's blocks.
+    fn plain_expert_product(
+        &mut self,
+        group: &Group,
+        id: NodeId,
+        weight: WeightId,
+        outputs: std::ops::Range<u32>,
+    ) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (rows, width) = (self.rows_of(group), node.ty.width);
+        let (x, routing) = (self.whole_rows(node.inputs[0])?, self.routing(node.inputs[1])?);
+        let w = self.graph().weight(weight);
+        let (dtype, k, height) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+        let top = width / outputs.len() as u32;
+        // One row for all choices, or one for each.
+        let pairs_a_row = if self.graph().node(node.inputs[0]).ty.width == k { top } else { 1 };
+        let out = self.alloc_value(id, Form::F32, rows);
+        let arguments = experts::expert_product::Arguments {
+            x,
+            ids: routing.ids,
+            state: self.row_count(group),
+            out,
+            matrix: experts::ExpertRowsArguments { k, height, first: outputs.start, outputs: outputs.len() as u32 },
+            top,
+            pairs_a_row,
+        };
+        let values = value_arguments(dtype, self.common.weights.blocks(weight));
+        let arguments = arguments.with_slot(experts::expert_product::slot::value, values);
+        let flops = 2 * rows as u64 * width as u64 * k as u64;
+        let work = Work { bytes: flops / 2, flops };
+        let grid = experts::product_grid(outputs.len() as u32, top, rows);
+        self.launch(experts::product(dtype)?, grid, arguments, &[id], work, ALONE)?;
+        self.record_output(id, Form::F32, out);
+        Ok(())
     }
 
     /// The results of a row's experts, weighed and added in the order they were chosen in.
@@ -315,7 +360,7 @@ impl PhaseBuilder<'_, '_> {
         let instance = map::instance(&[function.function])?;
         let arguments =
             map::map::Arguments { x: from.start, out, width, x_stride }.with_slot(map::map::slot::chain, function);
-        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
+        let work = values_work(rows, width);
         self.launch(instance, map::grid(width, rows), arguments, &[id], work, ALONE)?;
         self.record_output(id, Form::F32, out);
         Ok(())
@@ -327,7 +372,7 @@ impl PhaseBuilder<'_, '_> {
         Ok((self.common.weights.floats(weight)?, length))
     }
 
-    /// A value that lies within another.
+    /// A value that is part of another.
     pub fn view(&mut self, id: NodeId) -> Result<(), LowerError> {
         let node = self.graph().node(id);
         match node.op {
@@ -358,7 +403,7 @@ impl PhaseBuilder<'_, '_> {
         }
     }
 
-    /// A value in another form, where its producer could not leave that.
+    /// A value in another form, where its producer could not write that.
     pub fn convert(&mut self, group: &Group, node: NodeId, form: ValueForm) -> Result<(), LowerError> {
         let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.row_count(group));
         let from = self.floats(node)?;
@@ -376,14 +421,14 @@ impl PhaseBuilder<'_, '_> {
                 let out = self.alloc_value(node, Form::BF16, rows);
                 let x = self.whole_rows(node)?.take(bytes);
                 let arguments = round_rows::Arguments { x, state, out, width };
-                self.launch(round_rows_instance()?, blocks, arguments, &[], work, "no producer leaves bf16")
+                self.launch(round_rows_instance()?, blocks, arguments, &[], work, "its producer writes no bf16")
             }
             ValueForm::Int8 => {
                 let out = self.alloc_value(node, Form::Int8, rows);
                 let x = self.whole_rows(node)?.take(bytes);
                 let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(out, bytes / 4);
                 let arguments = quantise::quantise::Arguments { x, state, xq, xscale, xsum };
-                self.launch(quantise::instance(width)?, blocks, arguments, &[], work, "no producer leaves int8")
+                self.launch(quantise::instance(width)?, blocks, arguments, &[], work, "its producer writes no int8")
             }
         }
     }

@@ -1,12 +1,13 @@
 //! A text's graph with soft tokens, as the phases compute it.
 //!
-//! The host writes the padding token where a soft token stands, so that gathers need not know of them: a per-layer table is read at its padding row, as the graph
-//! says, and what the embedding gives there is replaced. Decoded rows are tokens, all of them.
+//! The host writes the padding token where a soft token stands, so that gathers need not know of them: a per-layer
+//! table is read at its padding row, as the graph says, and what the embedding gives there is replaced. Decoded rows
+//! are tokens, all of them.
 
 use gemma4c_graph::passes::Goal;
 use gemma4c_graph::{Graph, Node, NodeId, Op};
 
-use super::LowerError;
+use super::error::LowerError;
 
 /// The text's graph for a goal.
 pub fn text(graph: &Graph, goal: Goal) -> Result<Graph, LowerError> {

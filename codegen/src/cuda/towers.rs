@@ -1,27 +1,27 @@
 //! A tower's phases: from the patches of a picture to its soft tokens, for pictures up to several sizes.
 
 use gemma4c_graph::passes::{self, Goal};
-use gemma4c_graph::{Group, NodeId, Op, Rows};
+use gemma4c_graph::{Group, NodeId, Op, RowCount};
 use gemma4c_plan::cuda::{Form, Phase, RECORD_WORDS, Range, Region, TowerPlaces};
 
+use super::common::{Common, index_of_values};
+use super::error::LowerError;
 use super::launch::Span;
+use super::model::{TowerGraph, TowerMedium};
 use super::phase::{PhaseBuilder, Work};
-use super::{Common, LowerError, TowerGraph, TowerMedium, index_of_values};
+use super::reports::Reports;
 use crate::kernels::heads::inverse_frequencies;
 use crate::kernels::tower::{self, flash, sound};
 use crate::passes::{self as target_passes, PhaseRows};
 
-/// Soft tokens of the pictures that phases are made for, below the most that the tower takes.
+/// Soft tokens of the pictures that phases are compiled for, below the most that the tower takes.
 const OF_PICTURES: [u32; 4] = [70, 140, 280, 560];
 /// The same of sounds: two and a half, five and ten seconds.
 const OF_SOUNDS: [u32; 3] = [63, 125, 250];
 
 /// "tower 280": a picture of so many soft tokens, at most; "sound 250".
-fn name_of(medium: TowerMedium, soft: u32) -> String {
-    match medium {
-        TowerMedium::Picture { .. } => format!("tower {soft}"),
-        TowerMedium::Sound { .. } => format!("sound {soft}"),
-    }
+fn phase_name(medium: TowerMedium, soft: u32) -> String {
+    format!("{} {soft}", medium.name())
 }
 
 /// Where a picture is put, and what becomes of it. `reserve` gives a place for so many words.
@@ -42,10 +42,11 @@ pub fn phases(
     places: TowerPlaces,
     disabled: &[String],
     base: u64,
+    reports: &mut Reports,
 ) -> Result<Vec<Phase>, LowerError> {
     let of_text = std::mem::replace(&mut common.value_index, index_of_values(tower.meaning));
     common.tower = Some(places);
-    let (fused, _) = passes::fuse(tower.graph, Goal::Tower, disabled);
+    let (fused, of_graph) = passes::fuse(tower.graph, Goal::Tower, disabled);
     let most = tower.meaning.asked;
     let mut phases = Vec::new();
     let (sizes, each) = match tower.medium {
@@ -54,10 +55,11 @@ pub fn phases(
     };
     for soft in sizes.iter().copied().filter(|soft| *soft < most).chain([most]) {
         let rows = PhaseRows::Tower { patches: soft * each, soft };
-        let (schedule, _) = target_passes::schedule(fused.clone(), rows, &common.can, disabled);
+        let (schedule, of_target) = target_passes::schedule(fused.clone(), rows, &common.can, disabled);
+        reports.add_tower(tower.medium.name(), of_graph.clone(), of_target);
         let mut builder = PhaseBuilder::new(common, &schedule);
         let end = builder.lower()?;
-        phases.push(builder.finish(name_of(tower.medium, soft), end, base)?);
+        phases.push(builder.finish(phase_name(tower.medium, soft), end, base)?);
     }
     common.value_index = of_text;
     common.tower = None;
@@ -91,7 +93,7 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(tower::rope_instance()?, blocks, arguments, &[id], work, "angles by coordinate")?;
             }
             Op::GridMean { side } => {
-                let grid = self.grid(Rows::Patches);
+                let grid = self.grid(RowCount::Patches);
                 let arguments = tower::grid_mean::Arguments { x: inputs[0], grid, squares: own, out, width, side };
                 let blocks = tower::grid(width, rows);
                 self.launch(tower::mean_instance()?, blocks, arguments, &[id], work, "a soft token a row")?;
@@ -107,7 +109,7 @@ impl PhaseBuilder<'_, '_> {
                 let blocks = [columns.div_ceil(2), rows, 1];
                 let outputs = width / blocks[0];
                 let weight = self.common.weights.floats(weight)?;
-                let (grid, halvings) = (self.grid(Rows::Patches), u32::from(input.rows == Rows::Halves));
+                let (grid, halvings) = (self.grid(RowCount::Patches), u32::from(input.rows == RowCount::Halves));
                 let x = inputs[0];
                 let arguments = sound::halving_conv::Arguments { x, weight, grid, out, columns, outputs, halvings };
                 work.flops = 18 * channels as u64 * rows as u64 * width as u64;

@@ -1,15 +1,15 @@
-//! Where every weight lies on the device, in which layout, and how it gets there.
+//! Where every weight is on the device, in which layout, and how it gets there.
 //!
-//! A weight is placed when the first launch asks for it, in the form that launch reads: planes for the matrix-vector products,
-//! bf16 rows for prefill's, blocks as they are in the file for gathers and exact products, floats for norms. Matrices that
-//! a product stacks are placed one behind the other; whoever wants one of them alone finds it there.
+//! A weight is placed when the first launch asks for it, in the form that launch reads: planes for the matrix-vector
+//! products, bf16 rows for prefill's, blocks as they are in the file for gathers and exact products, floats for norms.
+//! Matrices that a product stacks are placed one after the other; whoever wants one of them alone finds it there.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::Filled;
 use gemma4c_graph::{Weight, WeightId};
 use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, Region};
 
-use super::LowerError;
+use super::error::LowerError;
 use super::launch::{Kernels, Span, bind_fixed};
 use crate::kernels::matvec::formats::side_arguments;
 use crate::kernels::plain::product;
@@ -104,7 +104,7 @@ impl<'a> Weights<'a> {
         let with_parts = self.parts.iter().enumerate().filter(|(_, parts)| !parts.is_empty());
         let load = |(index, parts): (usize, &Vec<LoadPart>)| {
             let rows = self.rows(WeightId(index as u32));
-            Load { weight: index as u32, rows, parts: parts.clone() }
+            Load { weight: WeightId(index as u32), rows, parts: parts.clone() }
         };
         with_parts.map(load).collect()
     }
@@ -192,7 +192,8 @@ impl<'a> Weights<'a> {
         Ok(Span::Fixed(range))
     }
 
-    /// What queries of a sound's rows are multiplied by for each distance up to `reach`: `W t_d`. Made on the device when the file is loaded.
+    /// What queries of a sound's rows are multiplied by for each distance up to `reach`: `W t_d`. Made on the device
+    /// when the file is loaded.
     pub fn by_distance(&mut self, weight: WeightId, reach: u32, kernels: &mut Kernels) -> Result<Span, LowerError> {
         if let Some((_, range)) = self.distances.iter().find(|(known, _)| *known == weight) {
             return Ok(Span::Fixed(*range));
@@ -259,7 +260,8 @@ struct Rounded {
     range: Range,
 }
 
-/// Weights that lie one behind the other in a stack, as a matrix of their own, where its planes start at whole words.
+/// Weights that are stored one after the other in a stack, as a matrix of their own, where its planes start at whole
+/// words.
 fn find(stacks: &[Placed], weights: &[WeightId], table: &[Weight]) -> Option<Matrix> {
     stacks.iter().find_map(|stack| {
         let at = stack.weights.windows(weights.len()).position(|window| window == weights)?;

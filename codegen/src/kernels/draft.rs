@@ -1,17 +1,46 @@
-//! What a drafter has of its own: the hidden state that it starts from, the groups of tokens that it looks at, their scores, and its choice.
+//! What only a drafter needs: the hidden state that it starts from, the groups of tokens that it looks at, their
+//! scores, and its choice.
 //!
-//! A drafter guesses several tokens behind each other without the host: a choice goes into the drafter's own record, where its next step finds it, and
-//! into the records of the rows that will verify it. Its products, norms and attention are those of any decoded row. What is kept of a round is decided here
-//! too, so that the next one can begin before the host has heard of this one.
+//! A drafter guesses several tokens one after the other without the host: a choice goes into the drafter's own record,
+//! which its next step reads, and into the records of the rows that will verify it. Its products, norms and attention
+//! are those of any decoded row. Which drafts of a round are kept is decided here too, so that the next round can begin
+//! before the host has read this one.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::sample::{keep_largest, key_of, largest_key, token_of};
+use super::sample::{LargestScratch, RowSlices, TokenHistory, keep_largest, key_of, largest_key, token_of};
 use super::values::value;
 
-/// `out` = the RMS norm of one of the rows `x`, by `weight`: what the LM head read there. Word 2 of `record` is the row's number. One block.
+/// Groups of `each` tokens. `order` lists all tokens group by group, `ids` are the groups that are looked at.
+#[view]
+pub struct TokenGroups {
+    ids: Input<u32>,
+    order: Weights<u32>,
+    each: u32,
+}
+
+/// Where a draft is written: the drafter's own `record`, `drafts`, and the records `rows` of those that verify it,
+/// `most` after the first. `given[d]`, where not 0, is one more than the token that is verified in the place of draft
+/// d.
+#[view]
+pub struct DraftRound {
+    record: InOut<u32>,
+    rows: InOut<u32>,
+    drafts: InOut<u32>,
+    given: Input<u32>,
+    most: u32,
+}
+
+/// The token of score `at`: scores are those of the groups `ids`, one group after the other.
+#[device]
+pub fn token_of_group(groups: TokenGroups, at: u32) -> u32 {
+    groups.order[groups.ids[at / groups.each] * groups.each + at % groups.each]
+}
+
+/// `out` = the RMS norm of one of the rows `x`, by `weight`: what the LM head read there. Word 2 of `record` is the
+/// row's number. One block.
 #[kernel(block = 256, dependent)]
 pub fn enter_draft(
     x: Input<f32>,
@@ -34,7 +63,8 @@ pub fn enter_draft(
     }
 }
 
-/// `ids` = the KEPT groups with the largest scores, the largest first, of equal ones the lower group. One block has all scores, PER to a thread.
+/// `ids` = the KEPT groups with the largest scores, the largest first, of equal ones the lower group. One block has all
+/// scores, PER to a thread.
 #[kernel(block = THREADS, dependent)]
 pub fn closest_groups<const THREADS: u32, const PER: u32, const KEPT: u32>(
     scores: Input<f32>,
@@ -57,29 +87,21 @@ pub fn closest_groups<const THREADS: u32, const PER: u32, const KEPT: u32>(
             keys[i] = key_of(scores[group], group);
         }
     }
-    keep_largest(&keys, kept, found, count, counts);
+    keep_largest(&keys, kept, LargestScratch { found, count, counts });
     if me < KEPT {
-        // Where too few are numbers there are groups all the same.
+        // Key 0 is no group's: it stands for the last one.
         ids[me] = token_of(kept[me]).min(groups - 1);
     }
 }
 
-/// `out[i] = W[token i] · x`, where token i is the `i % each`-th of the group `ids[i / each]`, in the order of tokens. A warp takes a token.
+/// `out[i] = W[token i] · x`, of `count` tokens in groups. A warp takes a token.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
-pub fn token_scores(
-    x: Input<f32>,
-    ids: Input<u32>,
-    order: Weights<u32>,
-    out: Output<f32>,
-    k: u32,
-    each: u32,
-    count: u32,
-) {
+pub fn token_scores(x: Input<f32>, groups: TokenGroups, out: Output<f32>, k: u32, count: u32) {
     grid_launch_dependents();
     grid_dependency_wait();
     let at = block_idx() * 8 + warp_id();
     if at < count {
-        let token = order[ids[at / each] * each + at % each];
+        let token = token_of_group(groups, at);
         let start = token as u64 * k as u64;
         let mut sum = 0.0f32;
         for i in (lane_id()..k).by(32) {
@@ -92,26 +114,20 @@ pub fn token_scores(
     }
 }
 
-/// The token with the largest of `count` scores, of equal ones the lower token: `u32::MAX` where none is a number. Scores are those of all tokens in turn or, where
-/// they are GROUPED, of the groups `ids` as [`token_scores`] leaves them. A block takes a slice of THREADS * PER scores; the last one of the grid goes on.
+/// The token with the largest of `count` scores, of equal ones the lower token: `u32::MAX` where none is a number.
+/// Scores are those of all tokens in turn or, where they are GROUPED, those that [`token_scores`] writes. A block takes
+/// a slice of THREADS * PER scores; the last one of the grid goes on.
 ///
-/// Word 2 of `record` becomes the token, and word 4 counts on: from d, the number of tokens drafted so far. `drafts[d]` = token, and so is word 2 of record
-/// d + 1 of `rows`, of which there are `most` after the first; that row is then in use, as its word 1 says. Where `given[d]` is not 0, that less 1 is verified
-/// in the token's place.
+/// Word 2 of the drafter's record becomes the token, and word 4, the number of tokens drafted so far, is incremented:
+/// from d, say. `drafts[d]` = token, and so is word 2 of record d + 1 of `rows`, whose word 1 says that it is now in
+/// use.
 #[kernel(block = THREADS, dependent)]
 pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
     scores: Input<f32>,
-    ids: Input<u32>,
-    order: Weights<u32>,
-    largest: InOut<u64>,
-    counters: InOut<u32>,
-    record: InOut<u32>,
-    rows: InOut<u32>,
-    drafts: InOut<u32>,
-    given: Input<u32>,
     count: u32,
-    each: u32,
-    most: u32,
+    groups: TokenGroups,
+    slices: RowSlices,
+    round: DraftRound,
 ) {
     grid_launch_dependents();
     grid_dependency_wait();
@@ -123,17 +139,17 @@ pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
         if at < count {
             let mut token = at;
             if GROUPED {
-                token = order[ids[at / each] * each + at % each];
+                token = token_of_group(groups, at);
             }
             keys[i] = key_of(scores[at], token);
         }
     }
     let of_slice = largest_key(&keys);
     if me == 0 {
-        largest[block_idx()] = of_slice;
+        slices.largest[block_idx()] = of_slice;
     }
-    // The whole block leaves: another one will finish.
-    if !last_block_of(counters, 0u32, grid_dim()) {
+    // The whole block returns: another one will finish.
+    if !last_block_of(slices.counters, 0u32, grid_dim()) {
         return;
     }
     #[unroll]
@@ -141,41 +157,43 @@ pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
         let at = i * THREADS + me;
         keys[i] = 0;
         if at < grid_dim() {
-            keys[i] = largest[at];
+            keys[i] = slices.largest[at];
         }
     }
     let of_all = largest_key(&keys);
     if me == 0 {
         let token = token_of(of_all);
-        let drafted = record[4u32];
-        record[2u32] = token;
-        record[4u32] = drafted + 1;
-        if drafted < most {
-            let verified = if given[drafted] == 0 { token } else { given[drafted] - 1 };
-            drafts[drafted] = verified;
-            rows[(drafted + 1) * 16 + 1] = 1;
-            rows[(drafted + 1) * 16 + 2] = verified;
+        let drafted = round.record[4u32];
+        round.record[2u32] = token;
+        round.record[4u32] = drafted + 1;
+        if drafted < round.most {
+            let verified = if round.given[drafted] == 0 { token } else { round.given[drafted] - 1 };
+            round.drafts[drafted] = verified;
+            round.rows[(drafted + 1) * 16 + 1] = 1;
+            round.rows[(drafted + 1) * 16 + 2] = verified;
         }
     }
 }
 
-/// Ends a round of one sequence: keeps the drafts that were picked from the rows before them, up to the first that was not, and makes the records ready for
-/// the next round. One warp; a lane has a row, of which there are MOST after the first.
+/// Ends a round of one sequence: keeps the drafts that were picked from the rows before them, up to the first that was
+/// not, and prepares the records for the next round. One warp; a lane has a row, of which there are MOST after the
+/// first.
 ///
-/// The picks have left each row's token in word 2 of its record in `rows`, and moved its position and its tick on. Rows in use behind the first have the drafts
-/// before them in `drafts`. Of m drafts that are kept, row m's token comes next. Then the first row is that token's, the others are free, at the positions behind it;
-/// of the two records at `record`, which a drafter begins with, the first is of that token, and the second, of the position before, names row m. Nothing is `given` any more.
+/// The picks have written each row's token to word 2 of its record in `rows`, and advanced its position and its tick.
+/// Rows in use behind the first have the drafts before them in `drafts`. Of m drafts that are kept, row m's token comes
+/// next. Then the first row is that token's, the others are free, at the positions behind it; of the two records at
+/// `record`, which a drafter begins with, the first is of that token, and the second, of the position before, names row
+/// m. `given` is cleared.
 ///
-/// The entry of `history` that the picks wrote has the m drafts and the token behind them, then `u32::MAX`; nothing but that where row m picked no token.
+/// The entry of `history` that the picks wrote has the m drafts and the token behind them, then `u32::MAX`; nothing but
+/// that where row m picked no token.
 #[kernel(block = 32, dependent)]
 pub fn accept_drafts<const MOST: u32>(
     drafts: Input<u32>,
     rows: InOut<u32>,
     record: InOut<u32>,
     given: InOut<u32>,
-    history: InOut<u32>,
-    history_len: u32,
-    history_rows: u32,
+    history: TokenHistory,
 ) {
     require!(MOST >= 1 && MOST < 32);
     grid_launch_dependents();
@@ -199,7 +217,7 @@ pub fn accept_drafts<const MOST: u32>(
         rows[me * 16 + 2] = if me == 0 { token } else { 0u32 };
         rows[me * 16 + 4] = tick;
         if me > accepted || token == 0xffff_ffff {
-            history[(tick + history_len - 1) % history_len * history_rows + me] = 0xffff_ffff;
+            history.tokens[(tick + history.len - 1) % history.len * history.rows + me] = 0xffff_ffff;
         }
     }
     if me < MOST {
@@ -253,8 +271,8 @@ pub fn accept(most: u32) -> Result<Instance, InstanceError> {
     accept_drafts::Chosen { MOST: most }.build()
 }
 
-/// Slices of so many scores: blocks of a [`draft_token`], each of which leaves a key. One block can look at all of them, up to
-/// 4 million scores.
+/// Slices of so many scores: blocks of a [`draft_token`], each of which writes a key. One block can read all keys, up
+/// to 4 million scores.
 pub fn slices(count: u32) -> u32 {
     count.div_ceil(SLICE_THREADS * SLICE_PER)
 }

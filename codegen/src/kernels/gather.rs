@@ -1,7 +1,7 @@
 //! Rows of an embedding table: gathered by token, decoded and scaled, straight from the file's blocks.
 //!
-//! Only the rows of the tokens at hand are read, so a table stays in its GGUF layout. A thread takes one value: neighbours
-//! share the bytes of their block, and nothing here is worth more than the latency of one read.
+//! Only the rows of a few tokens are read, so a table stays in its GGUF layout. A thread takes one value: neighbours
+//! share the bytes of their block, and the kernel takes little more than the latency of one read.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -9,9 +9,9 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::values::value;
 
-/// `out[row] = scale * table[tokens[row]]`, rows of `width` values. A token beyond the table reads its last row: rows past
-/// the end of a prompt hold whatever was there. Tokens are `token_stride` words apart: 1 in a chunk, a record's length where rows
-/// have records.
+/// `out[row] = scale * table[tokens[row]]`, rows of `width` values. A token beyond the table reads its last row: rows
+/// past the end of a prompt hold whatever was there. Tokens are `token_stride` words apart: 1 in a chunk, a record's
+/// length where rows have records.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
 pub fn gather(tokens: Input<u32>, out: Output<f32>, width: u32, vocabulary: u32, token_stride: u32, scale: f32) {
     grid_launch_dependents();

@@ -8,27 +8,24 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::gelu::gelu;
-use super::outputs::{Outputs, leave8};
+use super::outputs::{OutputForms, OutputRows, Outputs, write8};
+
+/// Rows that may be parts of wider ones.
+#[view]
+pub struct StridedRows {
+    pub values: Input<f32>,
+    /// From a row to the next.
+    pub stride: u32,
+}
 
 #[device]
 pub fn geglu4(gate: F32x4, up: F32x4) -> F32x4 {
     f32x4(gelu(gate.x) * up.x, gelu(gate.y) * up.y, gelu(gate.z) * up.z, gelu(gate.w) * up.w)
 }
 
-/// `gelu(gate) * up`, rows of `width` values, in the forms that are asked for.
+/// `gelu(gate) * up`, rows of `width` values, in the wanted forms.
 #[kernel(block = 128, dependent)]
-pub fn geglu<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
-    gate: Input<f32>,
-    up: Input<f32>,
-    out: Output<f32>,
-    rounded: Output<BF16>,
-    xq: Output<i8>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-    width: u32,
-    gate_stride: u32,
-    up_stride: u32,
-) {
+pub fn geglu<const FORMS: OutputForms>(gate: StridedRows, up: StridedRows, out: OutputRows, width: u32) {
     let row = block_idx_y();
     let at = (block_idx() * block_dim() + thread_idx()) * 8;
     let inside = at < width;
@@ -37,17 +34,17 @@ pub fn geglu<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
     let mut low = F32x4::ZERO;
     let mut high = F32x4::ZERO;
     if inside {
-        let from_gate = gate.offset(row * gate_stride + at);
-        let from_up = up.offset(row * up_stride + at);
+        let from_gate = gate.values.offset(row * gate.stride + at);
+        let from_up = up.values.offset(row * up.stride + at);
         low = geglu4(load::<F32x4>(from_gate, 0u32), load::<F32x4>(from_up, 0u32));
         high = geglu4(load::<F32x4>(from_gate, 4u32), load::<F32x4>(from_up, 4u32));
     }
-    leave8(low, high, row * width + at, inside, out, rounded, xq, xscale, xsum);
+    write8(low, high, row * width + at, inside, out);
 }
 
 /// A [`geglu`]. Widths and strides are multiples of 8; of 32, where int8 comes out.
 pub fn instance(outputs: Outputs) -> Result<Instance, InstanceError> {
-    geglu::Chosen { FLOATS: outputs.floats, ROUNDED: outputs.bf16, QUANTISED: outputs.int8 }.build()
+    geglu::Chosen { FORMS: outputs.config() }.build()
 }
 
 /// Blocks for `rows` rows of `width` values.

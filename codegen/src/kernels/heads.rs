@@ -1,9 +1,10 @@
 //! Head norms of Q, K and V, RoPE of Q and K, and the store of K and V into the cache: one kernel.
 //!
-//! A warp takes a head of a row. Q and K are normed with their weights and rotated; V is normed without a weight and not
-//! rotated. Layers that keep no K and V of their own have no KV heads here; layers whose V is their K pass the raw K as V.
-//! Rotation pairs value i with i + DIM / 2, by `position * inverse_frequencies[i]`, the product rounded to f32. A
-//! head that rotates in part has frequencies of nearly zero (a factor of 1e30 in the file), which leave values as they are.
+//! A warp takes a head of a row. Q and K are normed with their weights and rotated; V is normed without a weight and
+//! not rotated. Layers that keep no K and V of their own have no KV heads here; layers whose V is their K pass the raw
+//! K as V. Rotation pairs value i with i + DIM / 2, by `position * inverse_frequencies[i]`, the product rounded to f32.
+//! A head that rotates in part has frequencies of nearly zero (a factor of 1e30 in the file), which leave values as
+//! they are.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
@@ -11,11 +12,12 @@ use gemma4c_plan::cuda::KvType;
 
 use super::attention::address::{page_start, record_of, row_of_page, row_of_record};
 use super::attention::narrow::{head_len, narrow_slot, store_word, word_of};
+use super::attention::view::{KvViewMut, Projections};
 use super::kv_element;
 
-/// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
-/// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
-/// and the two parts after it carry 48 more bits.
+/// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are
+/// not. The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact
+/// there, and the two parts after it carry 48 more bits.
 #[device]
 pub fn cos_sin(angle: f32) -> F32x2 {
     let quarters = (angle * 0.63661975).round_ties_even();
@@ -57,9 +59,27 @@ pub fn rotated(low: f32, high: f32, turn: F32x2) -> F32x2 {
     f32x2(low * turn.x - high * turn.y, high * turn.x + low * turn.y)
 }
 
-/// Norms, rotates and stores. Row r of the grid's second dimension is row r of a chunk, or has a record of its own, and is left
-/// alone if it is free: its position may belong to another. Pages of the caches are `[capacity][KV_HEADS][DIM]`,
-/// position p in row `p % capacity`; with a capacity of 0 they are a stage. `q_out` may be `q`.
+/// Stores the pair (i, i + DIM / 2) of a head, whose place in a page is `head`. A collective of the warp where NARROW.
+#[device(slots(narrow(bits: u32) -> u32))]
+pub fn store_head_pair<const DIM: u32, const NARROW: bool, KV: Float>(
+    page: InOut<KV>,
+    head: u32,
+    i: u32,
+    low: f32,
+    high: f32,
+) {
+    let mut values = page.offset(head);
+    if NARROW {
+        store_word(values, DIM, i, word_of(narrow, low));
+        store_word(values, DIM, i + DIM / 2, word_of(narrow, high));
+    } else {
+        values[i] = KV::from_f32(low);
+        values[i + DIM / 2] = KV::from_f32(high);
+    }
+}
+
+/// Norms, rotates and stores. Row r of the grid's second dimension is row r of a chunk, or has a record of its own; a
+/// free row writes nothing, since its position may belong to another. `q_out` may be `q`.
 #[kernel(block = WARPS * 32, dependent, slots(narrow(bits: u32) -> u32))]
 pub fn heads<
     const DIM: u32,
@@ -70,26 +90,11 @@ pub fn heads<
     const SCALED: bool,
     KV: Float,
 >(
-    q: Input<f32>,
-    k: Input<f32>,
-    v: Input<f32>,
-    q_weight: Weights<f32>,
-    k_weight: Weights<f32>,
-    inverse_frequencies: Weights<f32>,
+    raw: Projections,
     state: Input<u32>,
-    pages: Weights<u32>,
-    q_out: Output<f32>,
-    k_cache: InOut<KV>,
-    v_cache: InOut<KV>,
-    q_stride: u32,
-    k_stride: u32,
-    v_stride: u32,
-    capacity: u32,
-    epsilon: f32,
-    window: u32,
     record_stride: u32,
-    max_pages: u32,
-    page_stride: u32,
+    q_out: Output<f32>,
+    kv: KvViewMut<KV>,
 ) {
     require!(DIM % 64 == 0);
     let head = block_idx() * WARPS + warp_id();
@@ -100,7 +105,7 @@ pub fn heads<
     let is_v = head >= Q_HEADS + KV_HEADS && head < Q_HEADS + 2 * KV_HEADS;
 
     // What does not wait for the product: weights (V has none) and frequencies.
-    let weight = if is_q { q_weight } else { k_weight };
+    let weight = if is_q { raw.q_weight } else { raw.k_weight };
     let mut weight_low = regs(1.0f32, DIM / 64);
     let mut weight_high = regs(1.0f32, DIM / 64);
     let mut frequency = regs(0.0f32, DIM / 64);
@@ -110,23 +115,23 @@ pub fn heads<
             let i = lane + 32 * p;
             weight_low[p] = weight[i];
             weight_high[p] = weight[i + DIM / 2];
-            frequency[p] = inverse_frequencies[i];
+            frequency[p] = raw.inverse_frequencies[i];
         }
     }
 
     grid_launch_dependents();
     grid_dependency_wait();
-    // Head of its own tensor.
-    let own = if is_q {
+    // The head's number within its projection.
+    let local = if is_q {
         head
     } else if is_k {
         head - Q_HEADS
     } else {
         head - Q_HEADS - KV_HEADS
     };
-    let of_q = q.offset(row * q_stride + own * DIM);
-    let of_k = k.offset(row * k_stride + own * DIM);
-    let of_v = v.offset(row * v_stride + own * DIM);
+    let of_q = raw.q.offset(row * raw.q_stride + local * DIM);
+    let of_k = raw.k.offset(row * raw.k_stride + local * DIM);
+    let of_v = raw.v.offset(row * raw.v_stride + local * DIM);
     let source = if is_q {
         of_q
     } else if is_k {
@@ -149,14 +154,15 @@ pub fn heads<
             squares = add_squares(squares, low[p], high[p]);
         }
     }
-    let factor = head_factor(squares, DIM, epsilon);
+    let factor = head_factor(squares, DIM, raw.epsilon);
 
     if in_use {
-        let to_q = (row * Q_HEADS + own) * DIM;
-        let to_cache = (row_of_page(position, row, capacity) * KV_HEADS + own) * head_len(DIM);
-        let page = if is_q { 0u64 } else { page_start(pages, record.w, position, window, max_pages, page_stride) };
-        let mut k_page = k_cache.offset(page);
-        let mut v_page = v_cache.offset(page);
+        let to_q = (row * Q_HEADS + local) * DIM;
+        let to_cache = (row_of_page(position, row, kv.capacity) * KV_HEADS + local) * head_len(DIM);
+        let page =
+            if is_q { 0u64 } else { page_start(kv.pages, record.w, position, kv.window, kv.max_pages, kv.page_stride) };
+        let k_page = kv.k.offset(page);
+        let v_page = kv.v.offset(page);
         #[unroll]
         for p in 0..DIM / 64 {
             let i = lane + 32 * p;
@@ -167,26 +173,18 @@ pub fn heads<
                 q_out[to_q + i] = turned.x;
                 q_out[to_q + i + DIM / 2] = turned.y;
             }
-            if is_k && NARROW {
-                store_word(k_page.offset(to_cache), DIM, i, word_of(narrow, turned.x));
-                store_word(k_page.offset(to_cache), DIM, i + DIM / 2, word_of(narrow, turned.y));
-            } else if is_k {
-                k_page[to_cache + i] = KV::from_f32(turned.x);
-                k_page[to_cache + i + DIM / 2] = KV::from_f32(turned.y);
+            if is_k {
+                store_head_pair(narrow, k_page, to_cache, i, turned.x, turned.y);
             }
-            if is_v && NARROW {
-                store_word(v_page.offset(to_cache), DIM, i, word_of(narrow, x));
-                store_word(v_page.offset(to_cache), DIM, i + DIM / 2, word_of(narrow, y));
-            } else if is_v {
-                v_page[to_cache + i] = KV::from_f32(x);
-                v_page[to_cache + i + DIM / 2] = KV::from_f32(y);
+            if is_v {
+                store_head_pair(narrow, v_page, to_cache, i, x, y);
             }
         }
     }
 }
 
-/// Angle a position, for each pair of a head: `base^(-2 i / dim) / factor`, computed in f64. `factors` are the file's, one
-/// a pair, or none.
+/// Angle a position, for each pair of a head: `base^(-2 i / dim) / factor`, computed in f64. `factors` are the file's,
+/// one a pair, or none.
 pub fn inverse_frequencies(dim: u32, base: f64, factors: Option<&[f32]>) -> Vec<f32> {
     let factor = |i: usize| factors.and_then(|factors| factors.get(i)).map_or(1.0, |factor| f64::from(*factor));
     (0..dim as usize / 2).map(|i| (base.powf(-2.0 * i as f64 / f64::from(dim)) / factor(i)) as f32).collect()

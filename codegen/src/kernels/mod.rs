@@ -1,7 +1,8 @@
-//! The kernel library: one family a file, the plain version of a kernel beside the fast one as its oracle.
+//! The kernel library: one family a file or folder, with the rule that shapes its launches beside each kernel.
 //!
-//! Nothing here knows a case, a graph, a plan or a GPU. The table of all families, with their cases, is `families.rs`; which kernel a node gets, and so
-//! which instances there are, is decided elsewhere.
+//! Nothing here knows a case, a graph or a program. Of a plan it has the type of keys and values and the layout of
+//! records; of GPUs, the table of targets that launch shapes are chosen by. The table of all families, with their cases,
+//! is `families.rs`; which kernel a node gets, and so which instances there are, is decided elsewhere.
 
 pub mod attention;
 pub mod draft;
@@ -21,7 +22,6 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod rows;
-pub mod run;
 pub mod sample;
 pub mod tower;
 pub mod values;

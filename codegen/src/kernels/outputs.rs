@@ -1,14 +1,33 @@
-//! The forms in which row kernels leave their results: f32 for whoever computes with them, bf16 for prefill's products, int8
-//! for the integer products. One kernel may leave several, so that nobody reads a row only to convert it.
+//! The forms in which row kernels write their results: f32 for kernels that compute with them, bf16 for prefill's
+//! products, int8 for the integer products. One kernel may write several forms, so that no launch only converts a row.
 //!
-//! An output that an instance does not have is an empty buffer: no compiled instance of it touches it.
+//! A kernel takes the forms as a config ([`OutputForms`]) and their buffers as a view ([`OutputRows`]). The buffer of a
+//! form that an instance does not write is empty: the compiled instance never touches it.
 
 use gemma4c_dsl::prelude::*;
 
 use super::quantise::{quantise4, quantise8};
 
-/// Stores eight values as int8, four lanes to a group; `at` is the first one's place. A collective of the warp, in which
-/// the lanes that are not `inside` store nothing.
+/// Which forms an instance writes.
+#[config]
+pub struct OutputForms {
+    pub FLOATS: bool,
+    pub ROUNDED: bool,
+    pub QUANTISED: bool,
+}
+
+/// The same rows in every form; those in int8 are codes with a scale and a sum for each 32.
+#[view]
+pub struct OutputRows {
+    pub floats: Output<f32>,
+    pub rounded: Output<BF16>,
+    pub codes: Output<i8>,
+    pub scales: Output<f32>,
+    pub sums: Output<i32>,
+}
+
+/// Stores eight values as int8, four lanes to a group; `at` is the first one's place. A collective of the warp, in
+/// which the lanes that are not `inside` store nothing.
 #[device]
 pub fn store_int8(
     low: F32x4,
@@ -35,70 +54,48 @@ pub fn bf16x8(low: F32x4, high: F32x4) -> U32x4 {
     u32x4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w))
 }
 
-/// Stores eight values in every form that the instance has; `at` is the first one's place. A collective of the warp, in
-/// which the lanes that are not `inside` store nothing.
+/// Writes eight values in every form that the instance has, to `at` and behind. A collective of the warp, in which the
+/// lanes that are not `inside` store nothing.
 #[device]
-pub fn leave8<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
-    low: F32x4,
-    high: F32x4,
-    at: u32,
-    inside: bool,
-    out: Output<f32>,
-    rounded: Output<BF16>,
-    xq: Output<i8>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-) {
-    if FLOATS && inside {
-        store(out, at, low);
-        store(out, at + 4, high);
+pub fn write8<const FORMS: OutputForms>(low: F32x4, high: F32x4, at: u32, inside: bool, out: OutputRows) {
+    if FORMS.FLOATS && inside {
+        store(out.floats, at, low);
+        store(out.floats, at + 4, high);
     }
-    if ROUNDED && inside {
-        store(rounded, at, bf16x8(low, high));
+    if FORMS.ROUNDED && inside {
+        store(out.rounded, at, bf16x8(low, high));
     }
-    if QUANTISED {
-        store_int8(low, high, at, inside, xq, xscale, xsum);
+    if FORMS.QUANTISED {
+        store_int8(low, high, at, inside, out.codes, out.scales, out.sums);
     }
 }
 
-/// Four values of [`leave8`]'s, eight lanes to a group. A collective of the warp, as that is.
+/// Writes four values, as [`write8`] does; eight lanes have a group of int8.
 #[device]
-pub fn leave4<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
-    four: F32x4,
-    at: u32,
-    inside: bool,
-    out: Output<f32>,
-    rounded: Output<BF16>,
-    xq: Output<i8>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-) {
-    if FLOATS && inside {
-        store(out, at, four);
+pub fn write4<const FORMS: OutputForms>(four: F32x4, at: u32, inside: bool, out: OutputRows) {
+    if FORMS.FLOATS && inside {
+        store(out.floats, at, four);
     }
-    if ROUNDED && inside {
-        store(rounded, at, u32x2(pack_bf16(four.x, four.y), pack_bf16(four.z, four.w)));
+    if FORMS.ROUNDED && inside {
+        store(out.rounded, at, u32x2(pack_bf16(four.x, four.y), pack_bf16(four.z, four.w)));
     }
-    if QUANTISED {
+    if FORMS.QUANTISED {
         let codes = quantise4(four);
         if inside {
-            store(xq, at, codes.x);
+            store(out.codes, at, codes.x);
             if at % 32 == 0 {
-                xscale[at / 32] = f32::from_bits(codes.y);
-                xsum[at / 32] = codes.z as i32;
+                out.scales[at / 32] = f32::from_bits(codes.y);
+                out.sums[at / 32] = codes.z as i32;
             }
         }
     }
 }
 
-/// Which forms an instance leaves behind.
+/// Which forms a value has, or is wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs {
-    /// `out`
     pub floats: bool,
-    /// `rounded`
     pub bf16: bool,
-    /// `xq`, `xscale`, `xsum`
     pub int8: bool,
 }
 
@@ -107,6 +104,11 @@ impl Outputs {
     pub const FLOATS: Self = Self { floats: true, ..Self::NONE };
     pub const BF16: Self = Self { bf16: true, ..Self::NONE };
     pub const INT8: Self = Self { int8: true, ..Self::NONE };
+
+    /// What a kernel takes for them.
+    pub const fn config(self) -> OutputForms {
+        OutputForms { FLOATS: self.floats, ROUNDED: self.bf16, QUANTISED: self.int8 }
+    }
 
     /// The forms of both.
     pub const fn and(self, other: Self) -> Self {

@@ -1,9 +1,10 @@
-//! Per-layer embeddings: what each layer is told of the token, and how a layer lets it in.
+//! Per-layer embeddings: an input of each layer that depends on the token, and how a layer takes it.
 //!
-//! Before layer 0, for all layers at once: `(norm(projection * d^-0.5) * weight + row of the table * 16) * 2^-0.5`, a norm a
-//! layer's slice ([`per_layer_inputs`]). The table is the largest tensor of its model, of which a token needs one row: it stays
-//! as it lies in the file. In a layer: `gelu(gate) * slice`, which is the gated GELU over a strided slice of those
-//! inputs, with no copy ([`gate`]). For a decoded row that and the projection after it are one launch ([`step`]).
+//! Before layer 0, for all layers at once: `(norm(projection * d^-0.5) * weight + row of the table * 16) * 2^-0.5`, a
+//! norm a layer's slice ([`per_layer_inputs`]). The table is the largest tensor of its model, of which a token needs
+//! one row: it stays as it is in the file. In a layer: `gelu(gate) * slice`, which is the gated GELU over a strided
+//! slice of those inputs, with no copy ([`gate`]). For a decoded row that and the projection after it are one launch
+//! ([`step`]).
 
 pub mod step;
 
@@ -15,21 +16,33 @@ use super::geglu;
 use super::outputs::Outputs;
 use super::values::value;
 
-/// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
-/// rows]`. Buffers are `[rows][layers][DIM]`, rows of the table `[layers][DIM]`. A token beyond the table reads its last row.
-/// Tokens are `token_stride` words apart.
+/// What the terms and their sum are multiplied by.
+#[view]
+pub struct InputScales {
+    pub projected: f32,
+    pub gathered: f32,
+    pub out: f32,
+}
+
+/// The token of each row, `stride` words after that of the row before.
+#[view]
+pub struct TokenRows {
+    pub tokens: Input<u32>,
+    pub stride: u32,
+}
+
+/// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is
+/// `[layers.div_ceil(WARPS), rows]`. Buffers are `[rows][layers][DIM]`, rows of the table `[layers][DIM]`. A token
+/// beyond the table reads its last row.
 #[kernel(block = WARPS * 32, dependent, slots(value(at: u64) -> f32))]
 pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     projected: Input<f32>,
-    tokens: Input<u32>,
+    rows: TokenRows,
     weight: Weights<f32>,
     out: Output<f32>,
     layers: u32,
     vocabulary: u32,
-    token_stride: u32,
-    projected_scale: f32,
-    gathered_scale: f32,
-    out_scale: f32,
+    scales: InputScales,
     epsilon: f32,
 ) {
     require!(DIM % 32 == 0);
@@ -46,21 +59,21 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     grid_launch_dependents();
     grid_dependency_wait();
     if layer < layers {
-        let token = tokens[row * token_stride].min(vocabulary - 1);
+        let token = rows.tokens[row * rows.stride].min(vocabulary - 1);
         let in_table = (token as u64 * layers as u64 + layer as u64) * DIM as u64;
         let mut gathered = regs(0.0f32, DIM / 32);
         let mut x = regs(0.0f32, DIM / 32);
         let mut squares = 0.0f32;
         #[unroll]
         for p in 0..DIM / 32 {
-            gathered[p] = value(in_table + (lane + 32 * p) as u64) * gathered_scale;
-            x[p] = projected[start + lane + 32 * p] * projected_scale;
+            gathered[p] = value(in_table + (lane + 32 * p) as u64) * scales.gathered;
+            x[p] = projected[start + lane + 32 * p] * scales.projected;
             squares += x[p] * x[p];
         }
         let factor = rsqrt(warp_sum(squares) / DIM as f32 + epsilon);
         #[unroll]
         for p in 0..DIM / 32 {
-            out[start + lane + 32 * p] = (x[p] * factor * weights[p] + gathered[p]) * out_scale;
+            out[start + lane + 32 * p] = (x[p] * factor * weights[p] + gathered[p]) * scales.out;
         }
     }
 }

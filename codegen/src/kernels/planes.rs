@@ -1,8 +1,8 @@
 //! Repacked weights as data: which planes a matrix becomes, and where each value lies in them.
 //!
 //! GGUF blocks interleave codes and scales in 18 to 210 bytes, aligned to 2, so a GPU could not read them 16 bytes at a
-//! time. A repacked matrix holds the same bits as separate planes, row-major by (row, group of 32 values), each starting
-//! at a multiple of 16 bytes:
+//! time. A repacked matrix holds the same bits as separate planes, row-major by (row, group of 32 values), each
+//! starting at a multiple of 16 bytes:
 //!
 //! | plane | content of a group |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | `scales` | the group's own factors: halves, or small integers that `supers` scale |
 //! | `supers` | half-precision factors, one or two for each 256 values |
 //!
-//! Rows follow each other without gaps, so matrices of one type and width stacked on each other are one matrix, and a range
-//! of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the oracle of
-//! the kernels that repack and multiply.
+//! Rows follow each other without gaps, so matrices of one type and width stacked on each other are one matrix, and a
+//! range of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the
+//! oracle of the kernels that repack and multiply.
 
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
 use gemma4c_dsl::{ElementType, F16, Float};
@@ -54,7 +54,7 @@ impl WeightPlane {
         (rows * (k / self.per as u64) * self.bytes as u64).next_multiple_of(ALIGNMENT)
     }
 
-    /// What the products read the plane as: whole words, so that nothing is widened on the way.
+    /// What the products read the plane as: whole words, so that nothing is widened on load.
     pub const fn element(&self) -> ElementType {
         match (self.content, self.bytes) {
             (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
@@ -97,7 +97,7 @@ pub fn planes(dtype: DType) -> Vec<WeightPlane> {
             std::iter::once(bits("codes", low)).chain(high.map(|high| bits("high", high))).collect()
         }
     };
-    // A block's minimum stands beside its scale, so that both are one pair of halves.
+    // A block's minimum is stored next to its scale, so that both are one pair of halves.
     let with_minimum = if layout.minimum == Minimum::Zero { 1 } else { 2 };
     match layout.scale {
         Scale::One => {}

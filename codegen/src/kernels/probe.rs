@@ -3,7 +3,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-/// Reads `count` groups of four words once, and leaves the exclusive or of what each thread has read. It does as little
+/// Reads `count` groups of four words once, and writes the exclusive or of what each thread has read. It does as little
 /// as a kernel can that must really load everything; AHEAD loads of a thread are in flight at once.
 #[kernel(block = THREADS)]
 pub fn read_all<const THREADS: u32, const AHEAD: u32>(words: Weights<u32>, folded: Output<u32>, count: u32) {

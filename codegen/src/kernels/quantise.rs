@@ -166,39 +166,6 @@ pub fn quantise<const THREADS: u32, const K: u32>(
     }
 }
 
-/// The same, plainly: a thread takes a group.
-#[kernel(block = THREADS)]
-pub fn quantise_plain<const THREADS: u32, const K: u32>(
-    x: Input<f32>,
-    state: Input<u32>,
-    xq: Output<u32>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-) {
-    let group = block_idx() * THREADS + thread_idx();
-    if group < state[1u32] * (K / 32) {
-        let mut largest = 0.0f32;
-        for i in 0u32..32 {
-            largest = largest.max(x[group * 32 + i].abs());
-        }
-        let scale = scale_of(largest);
-        let per_unit = codes_per_unit(largest);
-        let mut sum = 0i32;
-        for word in 0u32..8 {
-            let at = group * 32 + word * 4;
-            let codes = int8_codes(f32x4(x[at], x[at + 1], x[at + 2], x[at + 3]), per_unit);
-            xq[group * 8 + word] = codes;
-            sum = dp4a(codes, 0x01010101, sum);
-        }
-        xscale[group] = scale;
-        xsum[group] = sum;
-    }
-}
-
 pub fn instance(k: u32) -> Result<Instance, InstanceError> {
     quantise::Chosen { THREADS: BLOCK_THREADS, K: k }.build()
-}
-
-pub fn plain_instance(k: u32) -> Result<Instance, InstanceError> {
-    quantise_plain::Chosen { THREADS: BLOCK_THREADS, K: k }.build()
 }

@@ -1,9 +1,9 @@
 //! GGUF blocks to planes, on the device: one launch a plane, once, when a model is loaded.
 //!
-//! What a plane is made of is data ([`planes::Content`]); each kind of content has one kernel, and the numbers of a format
-//! are its compile-time parameters. Blocks are aligned to 2 bytes, so they are read byte by byte: the upload is slower
-//! than that. Floats stay as they are and need no kernel. A launch repacks whole rows; to fill part of a matrix it is given
-//! the rest of the plane, from those rows on.
+//! What a plane is made of is data ([`planes::Content`]); each kind of content has one kernel, and the numbers of a
+//! format are its compile-time parameters. Blocks are aligned to 2 bytes, so they are read byte by byte: the upload is
+//! slower than that. Floats stay as they are and need no kernel. A launch repacks whole rows; to fill part of a matrix
+//! it is given the rest of the plane, from those rows on.
 
 use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::prelude::*;
@@ -15,8 +15,8 @@ use super::values::{packed6, plane_bits};
 /// Threads of a block. A thread writes one element of its kernel's `out`.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// The bits of every element, from their place in a block (FROM) to their place in a group of 32 (TO): see `Plane` of the
-/// block formats. One thread gathers the bits of one word.
+/// The bits of every element, from their place in a block (FROM) to their place in a group of 32 (TO): see `Plane` of
+/// the block formats. One thread gathers the bits of one word.
 #[kernel(block = THREADS)]
 pub fn repack_plane<
     const THREADS: u32,
@@ -92,7 +92,8 @@ pub fn repack_split6<const THREADS: u32, const BYTES: u32, const LOW_AT: u32, co
     }
 }
 
-/// How one plane of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of its `out`.
+/// How one plane of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of
+/// its `out`.
 #[derive(Clone, Debug)]
 pub struct Repack {
     pub plane: WeightPlane,

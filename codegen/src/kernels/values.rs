@@ -1,7 +1,7 @@
-//! One value of a tensor as it lies in the file, of any type.
+//! One value of a tensor in its GGUF layout, of any type.
 //!
-//! Kernels that read few values, or that need to be plainly right rather than fast, take a tensor in its GGUF layout through a
-//! slot `value(at: u64) -> f32`: element `at` of the tensor, counted over all rows. The arithmetic is that of
+//! Kernels that read few values, or that need to be plainly right rather than fast, take a tensor in its GGUF layout
+//! through a slot `value(at: u64) -> f32`: element `at` of the tensor, counted over all rows. The arithmetic is that of
 //! [`gemma4c_blocks::reference`], so the values are the same bits; the tests hold each function against that table.
 
 use gemma4c_blocks::DType;
@@ -143,7 +143,7 @@ pub fn value(dtype: DType) -> &'static DeviceDef {
     value_arguments(dtype, ()).function
 }
 
-/// The same with its argument: the tensor's blocks as they lie in the file.
+/// The same with its argument: the tensor's blocks in the GGUF layout.
 pub fn value_arguments<M>(dtype: DType, tensor: M) -> Filled<M> {
     match dtype {
         DType::F32 => value_f32::Arguments { tensor }.into(),

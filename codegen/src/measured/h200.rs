@@ -1,5 +1,5 @@
 //! What was measured on an NVIDIA H200 (132 SMs, read ceiling 4.4 TB/s): `gemma4c bench` of whole plans, tokens a second by depth. Each
-//! question was measured on the plan of its day, so figures compare within it. BENCHMARKS.md has the machine, and what else was tried.
+//! question was measured on the plan of its day, so figures compare within it. docs/ledger.md has the machine, and what else was tried.
 
 use super::table::{Measured, Question, Trial};
 

@@ -1,9 +1,9 @@
 //! Cubins kept on disk between runs, by the content they were made from.
 //!
-//! An entry may vanish, be cut or be flipped at any time; it is then compiled again and never trusted. Nothing here fails:
-//! a cache that cannot be written costs time only, and says so once (`problem`).
+//! An entry may vanish, be cut or be flipped at any time; it is then compiled again and never trusted. Nothing here
+//! fails: a cache that cannot be written costs time only, and says so once (`problem`).
 
-use super::Cubin;
+use super::job::Cubin;
 use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

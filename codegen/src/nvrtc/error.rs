@@ -1,7 +1,7 @@
-//! Errors of finding and calling NVRTC. A compile error carries the log and the source lines it points at, numbered: the
-//! text is generated, so the reader has no file to open.
+//! Errors of finding and calling NVRTC. A compile error carries the log and the source lines it points at, numbered:
+//! the text is generated, so the reader has no file to open.
 
-use super::Source;
+use super::job::Source;
 use crate::arch::Arch;
 use std::fmt::Write;
 

@@ -141,8 +141,8 @@ fn mapped_file(name: &str) -> PathBuf {
     path.unwrap_or(Path::new(name)).to_owned()
 }
 
-/// The folders below `prefix` where one of the known installations keeps the library: the folder itself, a toolkit's or a
-/// conda environment's `lib`, a folder of Python packages, and the packages of a Python environment.
+/// The folders below `prefix` where one of the known installations keeps the library: the folder itself, a toolkit's or
+/// a conda environment's `lib`, a folder of Python packages, and the packages of a Python environment.
 fn library_folders(prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let mut folders = vec![prefix.to_owned(), prefix.join("lib64"), lib.clone()];

@@ -27,8 +27,8 @@ impl Resources {
 
 /// The entry functions of a log with their resources, in the log's order.
 ///
-/// An entry's lines start at `Compiling entry function 'NAME'` and run to the next such line; what lies between includes
-/// the device functions that were not inlined into it, whose spills are its spills.
+/// An entry's lines start at `Compiling entry function 'NAME'` and run to the next such line; what lies between
+/// includes the device functions that were not inlined into it, whose spills are its spills.
 pub fn entries(log: &str) -> Vec<(&str, Resources)> {
     let mut entries: Vec<(&str, Resources)> = Vec::new();
     for line in log.lines() {

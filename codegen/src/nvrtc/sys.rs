@@ -4,7 +4,6 @@
 //! machine code and a log out. We bind the few functions ourselves because a binding crate picks the library's name and
 //! place itself, and panics when it is missing.
 
-use super::Version;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::path::Path;
@@ -15,6 +14,28 @@ type Status = c_int;
 type Program = *mut c_void;
 
 const SUCCESS: Status = 0;
+
+/// CUDA's version, as NVRTC tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Version {
+    /// The option that switches NVRTC's own cache off, in the versions that have one. What comes from that cache has no
+    /// log, and so no registers and spills.
+    #[doc(hidden)]
+    pub fn without_its_cache(self) -> Option<&'static str> {
+        (self >= Version { major: 12, minor: 9 }).then_some("--no-cache")
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
 
 /// Address space only, until it is used.
 const STACK_BYTES: usize = 64 << 20;

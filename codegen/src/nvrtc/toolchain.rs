@@ -2,35 +2,14 @@
 
 use super::error::{self, NvrtcError};
 use super::find::{self, Places};
-use super::sys::{self, Failure, Output};
-use super::{Cubin, Options, Resources, Source, log};
+use super::job::{Cubin, Options, Source};
+use super::log::{self, Resources};
+use super::sys::{self, Failure, Output, Version};
 use crate::arch::Arch;
 use std::ffi::CString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// CUDA's version, as NVRTC tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    pub major: u32,
-    pub minor: u32,
-}
-
-impl Version {
-    /// The option that switches NVRTC's own cache off, in the versions that have one. What comes from that cache has no log, and so
-    /// no registers and spills.
-    #[doc(hidden)]
-    pub fn without_its_cache(self) -> Option<&'static str> {
-        (self >= Version { major: 12, minor: 9 }).then_some("--no-cache")
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// A loaded NVRTC. Cheap to clone; may be used from many threads.
 #[derive(Clone)]
@@ -95,8 +74,8 @@ impl Toolchain {
         }
     }
 
-    /// What a person needs to mend the source. The log as it came may lack two things, and each is got by compiling once
-    /// more: the assembler's last error (too much shared memory, say), which it can leave out under `-v`, and the
+    /// What a person needs to mend the source. The log as it came may lack two things, and each is got by compiling
+    /// once more: the assembler's last error (too much shared memory, say), which it can leave out under `-v`, and the
     /// assembly text that its other errors point into.
     fn report(&self, source: &Source, arguments: &[String], mut log: String) -> Result<String, NvrtcError> {
         if !error::names_an_error(&log) {

@@ -1,10 +1,11 @@
-//! A norm whose readers are products of one row is computed by each of them: every block has the whole row anyway, and a launch is
-//! dearer than the sum of its squares. The first product owns the norm and leaves the residual; the others recompute it.
+//! A norm whose readers are products of one row is computed by each of them: every block has the whole row anyway, and
+//! a launch is dearer than the sum of its squares. The first product owns the norm and writes the residual; the others
+//! recompute it.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Kind, NodeId, Norm, Product};
 
-use super::{Abilities, Pass, Schedule, product_of};
+use super::schedule::{Abilities, Pass, Schedule, product_of};
 
 pub const PASS: Pass = Pass {
     name: "absorb-norms",
@@ -52,7 +53,7 @@ fn absorbers(
                 return Err("its readers want other rows");
             }
             Some(product) => found.push((user, product)),
-            // The residual itself is left in memory for whoever else reads it.
+            // The residual itself is written to memory for whoever else reads it.
             None if norm.next.is_none() => {}
             None => return Err("its readers are not all products"),
         }

@@ -3,7 +3,7 @@
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Heads, Kind, NodeId, Op};
 
-use super::{Abilities, Pass, Schedule, cache_of};
+use super::schedule::{Abilities, Pass, Schedule, cache_of};
 
 pub const PASS: Pass = Pass {
     name: "attention-step",
@@ -48,8 +48,9 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     }
 }
 
-/// Takes keys and values out of the groups of heads: where rows may be of one sequence, all rows' keys are stored by a launch of their own before a row looks
-/// at them. A row finds the same bits in the cache that it would have kept for itself.
+/// Takes keys and values out of the groups of heads: where rows may be of one sequence, all rows' keys are stored by a
+/// launch of their own before a row looks at them. A row finds the same bits in the cache that it would have kept for
+/// itself.
 fn store_before(schedule: &mut Schedule) {
     let graph = schedule.graph();
     let part = |group: &Group| match group.kind {
@@ -62,7 +63,7 @@ fn store_before(schedule: &mut Schedule) {
             pieces.push(group);
             continue;
         };
-        // The append, what it reads, and the norms behind that.
+        // The append, what it reads, and the norms before that.
         let mut of_keys = vec![append];
         for _ in 0..2 {
             let inputs = of_keys.iter().flat_map(|id| &graph.node(*id).inputs).copied();

@@ -1,10 +1,11 @@
-//! Attention of many rows by warpgroups: where the GPU has wgmma, and heads and caches are what its kernel takes. Elsewhere it is made by warps.
+//! Attention of many rows by warpgroups: where the GPU has wgmma, and heads and caches are what its kernel takes.
+//! Elsewhere it is computed by warps.
 
 use gemma4c_graph::Op;
 use gemma4c_graph::passes::Log;
 
+use super::schedule::{Abilities, Pass, Schedule, cache_of};
 use super::warpgroups::NO_WARPGROUPS;
-use super::{Abilities, Pass, Schedule, cache_of};
 
 pub const PASS: Pass = Pass {
     name: "attention-warpgroups",

@@ -1,10 +1,11 @@
-//! bf16 copies of the weights for the products of many rows by warpgroups, where memory has room: nothing is decoded on the way then.
+//! bf16 copies of the weights for the products of many rows by warpgroups, where memory has room: their products
+//! dequantise nothing then.
 
 use gemma4c_graph::Kind;
 use gemma4c_graph::passes::Log;
 
+use super::schedule::{Abilities, Pass, Schedule};
 use super::warpgroups::{EVERY_PRODUCT, NO_FIT, fits, products_of_many_rows};
-use super::{Abilities, Pass, Schedule};
 use crate::kernels::product::warpgroups::Source;
 
 pub const PASS: Pass = Pass {

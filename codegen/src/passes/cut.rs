@@ -1,17 +1,19 @@
-//! Takes groups apart that no kernel of the target computes in one launch, and marks what needs none: after it a group is a launch.
+//! Takes groups apart that no kernel of the target computes in one launch, and marks what needs none: after it a group
+//! is a launch.
 
 use gemma4c_graph::passes::Log;
-use gemma4c_graph::{Group, Kind, NodeId, Op, Product, WeightId};
+use gemma4c_graph::{ClippedNorm, Group, Kind, NodeId, Norm, Op, Product, WeightId};
 
-use super::forms::wanted;
-use super::{Abilities, Pass, Schedule, experts_of, multiplies_exactly, tower, warpgroups};
+use super::readers::wanted_forms;
+use super::schedule::{Abilities, Pass, Schedule, experts_of, multiplies_exactly};
+use super::warpgroups;
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
 use crate::kernels::product::warpgroups::Source;
 
 pub const PASS: Pass = Pass {
     name: "cut",
-    about: "a group that no kernel computes in one launch becomes several; a value that lies within another needs none",
+    about: "a group that no kernel computes in one launch becomes several; a value that is part of another needs none",
     required: true,
     asked_for: false,
     run,
@@ -29,12 +31,13 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             pieces.extend((!again).then_some(piece));
         }
     }
-    pieces.extend(kept_rows(schedule, can));
+    pieces.extend(staged_row_stores(schedule, can));
     schedule.fused.regroup(pieces);
 }
 
-/// A chunk's keys and values of a sliding layer lie in a stage while its rows look at the ring; a helper brings the last of them there.
-fn kept_rows(schedule: &Schedule, can: &Abilities) -> Vec<Group> {
+/// A chunk's keys and values of a sliding layer are in a stage while its rows look at the ring; a helper stores the
+/// last of them in the ring.
+fn staged_row_stores(schedule: &Schedule, can: &Abilities) -> Vec<Group> {
     let graph = schedule.graph();
     let is_staged = |op: Op| matches!(op, Op::KvAppend { cache } if can.is_staged(graph.cache(cache)));
     let appends = graph.iter().filter(|(_, node)| !schedule.decodes && is_staged(node.op));
@@ -56,14 +59,12 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
         Kind::Product(product) if !one_row && multiplies_exactly(schedule, can, product) => {
             singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
         }
-        Kind::Product(product) if !product.others.is_empty() && !reads_stack(schedule, can, product) => {
+        Kind::Product(product) if !product.others.is_empty() && !reads_stack(schedule, product) => {
             singles(group.nodes.clone())
         }
-        Kind::ClippedNorm(of) if !tower::leaves_stack(schedule, can, of) => tower::cut_norm(schedule, of, group),
-        Kind::ClippedGeglu(of) if !tower::is_rounded(schedule, can, of.exit.out) => singles(group.nodes.clone()),
-        Kind::PatchHeads(of) if !tower::by_warpgroups(schedule, can, of.out[0]) => singles(group.nodes.clone()),
-        Kind::PatchAttention { attention, .. }
-            if !tower::by_warpgroups(schedule, can, schedule.graph().node(*attention).inputs[0]) =>
+        Kind::ClippedNorm(of) if !schedule.is_tower_launch(group) => cut_clipped_norm(schedule, of, group),
+        Kind::ClippedGeglu(_) | Kind::PatchHeads(_) | Kind::PatchAttention { .. }
+            if !schedule.is_tower_launch(group) =>
         {
             singles(group.nodes.clone())
         }
@@ -82,19 +83,31 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
     }
 }
 
-/// Whether products of one value within several bounds are one launch: by warpgroups, over what the norm before them stacks.
-fn reads_stack(schedule: &Schedule, can: &Abilities, of: &Product) -> bool {
-    match &schedule.fused.group(of.input).kind {
+/// Whether products of one value within several bounds are one launch: by warpgroups, over what the norm before them
+/// stacks.
+fn reads_stack(schedule: &Schedule, of: &Product) -> bool {
+    let owner = schedule.fused.group(of.input);
+    match &owner.kind {
         Kind::ClippedNorm(norm) => {
             schedule.source(of.matmuls[0]).is_some()
-                && tower::leaves_stack(schedule, can, norm)
+                && schedule.is_tower_launch(owner)
                 && of.inputs().eq(norm.exits.iter().map(|exit| exit.out))
         }
         _ => false,
     }
 }
 
-/// The experts of many rows: the pairs are sorted, multiplied, and `rest` makes groups of what follows; nothing does where the product `joins`.
+/// The norm as any other, and its bounds one by one.
+fn cut_clipped_norm(schedule: &Schedule, of: &ClippedNorm, group: &Group) -> Vec<Group> {
+    let norm = Norm { input: of.entry.out, ..of.norm };
+    let is_bound = |id: &NodeId| matches!(schedule.graph().node(*id).op, Op::AtLeast { .. } | Op::AtMost { .. });
+    let (bounds, nodes): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_bound(id));
+    let bounds = bounds.into_iter().map(|id| Group::new(Kind::Single, vec![id]));
+    std::iter::once(Group::new(Kind::Norm(norm), nodes)).chain(bounds).collect()
+}
+
+/// The experts of many rows: the pairs are sorted, multiplied, and `rest` makes groups of what follows; nothing does
+/// where the product `joins`.
 fn cut_experts(
     schedule: &Schedule,
     group: &Group,
@@ -125,7 +138,7 @@ fn height(schedule: &Schedule, routing: NodeId, source: Option<Source>) -> u32 {
     }
 }
 
-/// Which of two matrices is behind the GELU of `gelu(gate) * up`.
+/// Which of two matrices is the input of the GELU of `gelu(gate) * up`.
 fn gate_and_up(schedule: &Schedule, out: NodeId, matmuls: &[NodeId]) -> (NodeId, NodeId) {
     let graph = schedule.graph();
     let is_up = |id: &NodeId| graph.node(out).inputs.contains(id);
@@ -153,7 +166,7 @@ fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
 /// A product of many rows: only that by warpgroups joins gate and up, and none has another epilogue.
 fn cut_product(schedule: &Schedule, can: &Abilities, group: &Group, of: &Product) -> Vec<Group> {
     let graph = schedule.graph();
-    let reads_bf16 = group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
+    let reads_bf16 = group.last().is_some_and(|last| wanted_forms(schedule, can, last) == Outputs::BF16);
     if of.geglu && reads_bf16 && schedule.source(of.matmuls[0]).is_some() {
         return vec![group.clone()];
     }

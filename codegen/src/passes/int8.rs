@@ -1,11 +1,11 @@
-//! Counts the products of one row whose activations are rounded to 8 bits. Whether any are is the caller's choice, which all other
-//! passes follow ([`Abilities::exact`]); of each product its weights' type decides.
+//! Counts the products of one row whose activations are rounded to 8 bits. Whether any are is the caller's choice,
+//! which all other passes follow ([`Abilities::exact`]); of each product its weights' type decides.
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Kind, NodeId};
 
-use super::{Abilities, Pass, Schedule, product_of};
+use super::schedule::{Abilities, Pass, Schedule, product_of};
 use crate::kernels::matvec::formats::format;
 
 pub const PASS: Pass = Pass {

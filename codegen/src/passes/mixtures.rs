@@ -1,11 +1,11 @@
-//! A mixture's router takes along the residual and the norms before it; for few decoded rows, its dense half comes along with the experts. For many it does
-//! not: it is a product on tensor cores, in the order in which one row adds.
+//! A mixture's router takes along the residual and the norms before it; for few decoded rows, its dense half runs in
+//! the experts' launches. For many it does not: it is a product on tensor cores, in the order in which one row adds.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Product, WeightId};
 
-use super::forms::is_unbounded;
-use super::{Abilities, Pass, Schedule, product_of};
+use super::readers::is_unbounded;
+use super::schedule::{Abilities, Pass, Schedule, product_of};
 use crate::kernels::moe::gathered::MOST_DENSE_ROWS;
 use crate::kernels::rows::SumOrder;
 
@@ -31,7 +31,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
                 schedule.refuse(log, &group, "what comes before it is not a norm for it and its experts");
             }
             Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if schedule.is_one_row(&group) && !can.exact => {
-                take_dense_half_along(schedule, log, &group);
+                merge_dense_half(schedule, log, &group);
             }
             _ => {}
         }
@@ -60,17 +60,17 @@ fn entry(schedule: &Schedule, group: &Group, norm: &Norm) -> Option<(Kind, Vec<N
     Some((Kind::MixtureEntry { norm: *norm, expert_norm, router }, nodes))
 }
 
-/// Merges the experts' products with those of the dense half beside them.
-fn take_dense_half_along(schedule: &mut Schedule, log: &mut Log, group: &Group) {
+/// Merges the experts' products with those of the dense half of the same layer.
+fn merge_dense_half(schedule: &mut Schedule, log: &mut Log, group: &Group) {
     let layer = |group: &Group| schedule.graph().node(group.anchor()).layer;
     let fits = |other: &Group| {
         let product = product_of(schedule.graph(), other)?;
-        let beside = layer(other) == layer(group) && can_come_along(schedule, group, other, &product);
+        let same_layer = layer(other) == layer(group) && can_join_experts(schedule, group, other, &product);
         let nodes = [&other.nodes[..], &group.nodes[..]].concat();
-        (beside && schedule.fused.can_merge(&nodes).is_ok()).then_some((other.last()?, product, nodes))
+        (same_layer && schedule.fused.can_merge(&nodes).is_ok()).then_some((other.last()?, product, nodes))
     };
     let Some((last, product, nodes)) = schedule.fused.ordered().iter().find_map(fits) else {
-        schedule.refuse(log, group, "no dense half of its type and width stands beside it");
+        schedule.refuse(log, group, "no dense half of its layer has its type and width");
         return;
     };
     if schedule.rows_of(group) > MOST_DENSE_ROWS {
@@ -93,13 +93,13 @@ fn take_dense_half_along(schedule: &mut Schedule, log: &mut Log, group: &Group) 
 }
 
 /// Whether a dense half's product is of the experts' type, and of the same width at the end where they meet.
-fn can_come_along(schedule: &Schedule, experts: &Group, dense: &Group, of: &Product) -> bool {
+fn can_join_experts(schedule: &Schedule, experts: &Group, dense: &Group, of: &Product) -> bool {
     let (weight, input, is_down): (WeightId, NodeId, bool) = match experts.kind {
         Kind::ExpertGateUp { weight, input, .. } => (weight, input, false),
         Kind::ExpertDown { weight, input, .. } => (weight, input, true),
         _ => return false,
     };
-    // Gate and up take both inputs in one form: norms leave whichever it is.
+    // Gate and up take both inputs in one form: norms write whichever it is.
     let is_norm = |node| {
         let kind = &schedule.fused.group(node).kind;
         matches!(kind, Kind::Norm(_) | Kind::MixtureEntry { .. }) && !is_unbounded(schedule.graph(), node)

@@ -1,10 +1,11 @@
-//! What a layer does with its per-layer input, for one row: gate and projection in one launch, where the GPU has clusters of 16.
+//! What a layer does with its per-layer input, for one row: gate and projection in one launch, where the GPU has
+//! clusters of 16.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Epilogue, Group, Kind, NodeId, Op, Product, Residual};
 
-use super::{Abilities, Pass, Schedule, product_of};
-use crate::kernels::per_layer::step::{MOST_PEERS, Step};
+use super::schedule::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::per_layer::step::{MOST_CLUSTER_BLOCKS, Step};
 
 pub const PASS: Pass = Pass {
     name: "per-layer-step",
@@ -33,7 +34,8 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     }
 }
 
-/// Rows of a decode from which gate and projection are products of their own: a cluster for each row would read all weights again.
+/// Rows of a decode from which gate and projection are products of their own: a cluster for each row would read all
+/// weights again.
 const FEWEST_ROWS_APART: u32 = 16;
 
 /// Whether one row's launch of this product is a [`Step`]: several rows then norm as it does.
@@ -42,7 +44,8 @@ pub fn is_step_of_one_row(schedule: &Schedule, can: &Abilities, gate: &Product) 
     can.per_layer_step && parts.is_some_and(|(_, _, projection)| step(schedule, can, gate, projection).is_ok())
 }
 
-/// The slice of a layer's input, the residual and the projection, if the product is a per-layer gate that nobody else reads.
+/// The slice of a layer's input, the residual and the projection, if the product is a per-layer gate that nobody else
+/// reads.
 fn gate_and_projection(schedule: &Schedule, gate: &Product) -> Option<(NodeId, Residual, NodeId)> {
     let graph = schedule.graph();
     let [Epilogue { node: gelu, .. }, Epilogue { node: gated, operand: Some(slice) }] = gate.epilogue[..] else {
@@ -71,7 +74,7 @@ pub fn step(schedule: &Schedule, can: &Abilities, gate: &Product, projection: No
         projection: of_projection.dtype,
         width: of_gate.dim(0) as u32,
         inputs: of_gate.dim(1) as u32,
-        peers: can.cluster.min(MOST_PEERS),
+        cluster_size: can.cluster.min(MOST_CLUSTER_BLOCKS),
         epsilon: norm.eps,
     };
     if (of_projection.dim(0), of_projection.dim(1)) != (of_gate.dim(1), of_gate.dim(0)) {

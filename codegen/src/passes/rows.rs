@@ -1,11 +1,12 @@
-//! A product of one row computes the norm before it, and rounds its activations, in every block. For several decoded rows that would be
-//! several rows in every block, so it is a launch of its own: a helper that leaves the rounded rows, and each row's factor.
+//! A product of one row computes the norm before it, and rounds its activations, in every block. For several decoded
+//! rows that would be several rows in every block, so it is a launch of its own: a helper that writes the quantised
+//! rows, and each row's factor.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Graph, Group, Kind, Product};
 
-use super::forms::is_unbounded;
-use super::{Abilities, Pass, Schedule, product_of};
+use super::readers::is_unbounded;
+use super::schedule::{Abilities, Pass, Schedule, product_of};
 use crate::kernels::matvec::formats::format;
 
 pub const PASS: Pass = Pass {
@@ -24,7 +25,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     let mut helpers: Vec<Group> = Vec::new();
     for group in &groups {
         let Some(product) = product_of(schedule.graph(), group) else { continue };
-        if !takes_what_there_is(schedule, &product) {
+        if !reads_activations_as_written(schedule, &product) {
             schedule.mark(log, &group.nodes);
             helpers.push(Group::new(Kind::RowsPrologue { of: product.matmuls[0] }, Vec::new()));
         }
@@ -33,8 +34,9 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     schedule.fused.regroup(groups);
 }
 
-/// Whether a product of decoded rows finds its activations as it multiplies them: floats by floats, or rounded by who made them.
-fn takes_what_there_is(schedule: &Schedule, product: &Product) -> bool {
+/// Whether a product of decoded rows finds its activations as it multiplies them: floats by floats, or rounded by who
+/// made them.
+fn reads_activations_as_written(schedule: &Schedule, product: &Product) -> bool {
     let graph: &Graph = schedule.graph();
     let weight = graph.node(product.matmuls[0]).op.weight();
     let integer = weight.is_some_and(|weight| format(graph.weight(weight).dtype).integer);

@@ -1,18 +1,19 @@
-//! Products of many rows by warpgroups: where the GPU has wgmma and the shape fits. Weights are decoded on the way; those that are bf16 are read as they are.
+//! Products of many rows by warpgroups: where the GPU has wgmma and the shape fits. They dequantise weights as they
+//! read them; those that are bf16 are read as they are.
 
 use gemma4c_dsl::ElementType;
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Graph, Group, Kind, NodeId, Product, WeightId};
 
-use super::forms::wanted;
-use super::{Abilities, Pass, Schedule, experts_of, product_of};
+use super::readers::wanted_forms;
+use super::schedule::{Abilities, Pass, Schedule, experts_of, product_of};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use crate::target::Target;
 
 pub const PASS: Pass = Pass {
     name: "warpgroups",
-    about: "prefill: products by warpgroups, which decode weights on the way",
+    about: "prefill: products by warpgroups, which dequantise weights as they read them",
     required: false,
     asked_for: false,
     run,
@@ -30,7 +31,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     let mut products = products_of_many_rows(schedule);
     let of_tower = schedule.soft_rows.is_some();
     if of_tower {
-        // Whether gate and up are joined depends on whether warpgroups make the product that reads them.
+        // Whether gate and up are joined depends on whether the product that reads them is one by warpgroups.
         products.reverse();
     }
     for (group, first) in products {
@@ -42,9 +43,9 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             continue;
         }
         let dtype = schedule.graph().node(first).op.weight().map(|weight| schedule.graph().weight(weight).dtype);
-        // A tower is small beside its text, and its rows are many: it has bf16 copies, whatever its types.
+        // A tower is small compared with its text, and its rows are many: it has bf16 copies, whatever its types.
         let source = if of_tower { Some(Source::Copy) } else { dtype.and_then(Source::without_copy) };
-        let source = source.ok_or("weights of f32 are not decoded on the way");
+        let source = source.ok_or("weights of f32 are not converted by products");
         match source.and_then(|source| fits(schedule, can, &group, source).map(|()| source)) {
             Ok(source) => {
                 schedule.mark(log, &group.nodes);
@@ -69,12 +70,12 @@ pub fn products_of_many_rows(schedule: &Schedule) -> Vec<(Group, NodeId)> {
     schedule.fused.ordered().into_iter().filter_map(of).collect()
 }
 
-/// Whether warpgroups can make a product of these weights.
+/// Whether warpgroups can multiply by these weights; or why not.
 pub fn fits(schedule: &Schedule, can: &Abilities, group: &Group, source: Source) -> Result<(), &'static str> {
     let graph = schedule.graph();
     let tile = match &group.kind {
         Kind::ExpertGateUp { weight, routing, out, .. } => {
-            let gated = wanted(schedule, can, *out) == Outputs::BF16;
+            let gated = wanted_forms(schedule, can, *out) == Outputs::BF16;
             grouped(graph, *weight, *routing, schedule.rows, true, source, &can.target).filter(|_| gated).map(|_| ())
         }
         Kind::ExpertDown { weight, routing, .. } => {
@@ -82,7 +83,8 @@ pub fn fits(schedule: &Schedule, can: &Abilities, group: &Group, source: Source)
         }
         _ => {
             let product = product_of(graph, group).ok_or(NO_FIT)?;
-            let gated = product.geglu && group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
+            let gated =
+                product.geglu && group.last().is_some_and(|last| wanted_forms(schedule, can, last) == Outputs::BF16);
             dense(graph, &product, gated, schedule.rows_of(group), source, &can.target).map(|_| ())
         }
     };
@@ -116,15 +118,16 @@ pub fn dense(
 /// The most pairs of an expert, on average, for which a group has 32 rows, and 64: beyond, 128 share what is read.
 const MOST_FOR_32: u32 = 36;
 const MOST_FOR_64: u32 = 48;
-/// The same where a ring is fed, which has tiles of 64 and 192: with 8 pairs an expert it was slower than groups of 32, with 32 faster.
-const MOST_FOR_32_BEFORE_FED: u32 = 16;
-const MOST_OF_FED: u32 = 192;
+/// The same of warp-specialised products, which have tiles of 64 and 192: with 8 pairs an expert it was slower than
+/// groups of 32, with 32 faster.
+const MOST_FOR_32_SPECIALISED: u32 = 16;
+const MOST_SPECIALISED: u32 = 192;
 
 /// Rows of a group of sorted pairs. A product over a bf16 copy has no tile of 32.
 pub fn height(pairs: u32, experts: u32, source: Source) -> u32 {
     let (most_for_32, most) = match source {
         Source::Copy => (0, 128),
-        _ if source.is_fed() => (MOST_FOR_32_BEFORE_FED, MOST_OF_FED),
+        _ if source.is_fed() => (MOST_FOR_32_SPECIALISED, MOST_SPECIALISED),
         _ => (MOST_FOR_32, 128),
     };
     if pairs <= experts * most_for_32 {

@@ -1,36 +1,43 @@
-//! Products of many rows over weights that a launch before them widens to bf16, into memory that other such products use again.
+//! Products of many rows over weights that a launch before them dequantises to bf16, into memory that other such
+//! products use again.
 //!
-//! A product that decodes weights on its way decodes each of them once for every tile of rows, and multiplies more slowly meanwhile. With enough rows, to widen all of them once is
-//! less: the launch reads the planes and writes bf16, at the memory's rate. Both ways give the same bits.
+//! A product that dequantises weights itself does so once for every tile of rows, and multiplies more slowly meanwhile.
+//! With enough rows, to dequantise all of them once ahead of the product is less work: the launch reads the planes and
+//! writes bf16, at the memory's rate. Both ways give the same bits.
 //!
-//! Weights depend on no launch, so a matrix that is not too large is widened beside the launches before its product. Two buffers take turns: while a product reads one, the weights of the
-//! next are widened into the other. The memory is that of two such matrices at most, beside one that is too large for this, not of all.
+//! Weights depend on no launch, so a matrix that is not too large is dequantised concurrently with the launches before
+//! its product. Two buffers take turns: while a product reads one, the weights of the next are written to the other.
+//! The memory is that of two such matrices at most, and of one that is too large for this, not of all.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Kind, NodeId};
 
+use super::schedule::{Abilities, Pass, Schedule, product_of};
 use super::warpgroups::{EVERY_PRODUCT, dense, products_of_many_rows};
-use super::{Abilities, Pass, Schedule, product_of};
 use crate::kernels::planes::planes;
 use crate::kernels::product::warpgroups::Source;
 use crate::kernels::product::widen;
 
 pub const PASS: Pass = Pass {
     name: "widened-weights",
-    about: "prefill: weights widened to bf16 for one product after another, where that is faster than decoding them on the way",
+    about: "prefill: weights dequantised to bf16 ahead of one product after another, where that is faster than in the product",
     required: false,
     asked_for: false,
     run,
 };
 
-/// Microseconds that a launch takes besides its bytes, and how much of the memory's rate widening reaches: measured (BENCHMARKS.md).
-const LAUNCH: f64 = 2.0;
-const REACHED: f64 = 0.88;
-/// The share of such a launch's time that the rule counts where it runs beside others, which hide the rest: estimated from what E4B gains by it on an H200. With 0.3 12B would widen more, and lose 4 % at 512 rows (BENCHMARKS.md).
-const SHOWS: f64 = 0.6;
-/// Bytes of a bf16 matrix up to which it is widened beside other launches. E4B's gate and up have 100 MiB and gain by it; 12B and 31B, whose largest matrices have 112.5 MiB and more, gained nothing (BENCHMARKS.md), and
+/// Microseconds that a launch takes besides its bytes, and the share of the memory's rate that it reaches: measured
+/// (docs/ledger.md).
+const LAUNCH_MICROSECONDS: f64 = 2.0;
+const BANDWIDTH_SHARE: f64 = 0.88;
+/// The share of such a launch's time that the rule counts where it runs concurrently with others, which hide the rest:
+/// estimated from what E4B gains by it on an H200. With 0.3 12B would dequantise more ahead, and lose 4 % at 512 rows
+/// (docs/ledger.md).
+const EXPOSED_SHARE: f64 = 0.6;
+/// Bytes of a bf16 matrix up to which it is dequantised concurrently with other launches. E4B's gate and up have 100
+/// MiB and gain by it; 12B and 31B, whose largest matrices have 112.5 MiB and more, gained nothing (docs/ledger.md), and
 /// these would take twice their memory.
-const MOST_BESIDE: u64 = 112 << 20;
+const MOST_CONCURRENT_BYTES: u64 = 112 << 20;
 /// Fewer rows take what their weights' bytes take: planes are read once, and nothing else.
 const LEAST_ROWS: u32 = 256;
 
@@ -41,7 +48,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
         if !is_faster(schedule, can, &group, first) {
             continue;
         }
-        if let Err(why) = can.widens {
+        if let Err(why) = can.dequantises {
             if log.covered.is_empty() {
                 log.refuse_group(vec![EVERY_PRODUCT.into()], why);
             }
@@ -57,12 +64,13 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     }
 }
 
-/// Whether so many values are widened beside the launches before their product, not between these and it.
-pub fn runs_beside(values: u64) -> bool {
-    values.saturating_mul(2) <= MOST_BESIDE
+/// Whether so many values are dequantised concurrently with the launches before their product, not between these and
+/// it.
+pub fn runs_concurrently(values: u64) -> bool {
+    values.saturating_mul(2) <= MOST_CONCURRENT_BYTES
 }
 
-/// Whether a product that decodes its weights on the way would be made faster by two launches.
+/// Whether a product that dequantises its weights itself would be faster as two launches.
 fn is_faster(schedule: &Schedule, can: &Abilities, group: &Group, first: NodeId) -> bool {
     let (Some(planes_of @ Source::Planes(dtype)), Some(product)) =
         (schedule.source(first), product_of(schedule.graph(), group))
@@ -81,11 +89,11 @@ fn is_faster(schedule: &Schedule, can: &Abilities, group: &Group, first: NodeId)
         Some(kind.microseconds(tile, rows, stored, k as u32, target))
     };
     let bytes: u64 = planes(dtype).iter().map(|plane| plane.total_bytes(values / k, k)).sum::<u64>() + values * 2;
-    let widening = LAUNCH + bytes as f64 / (target.bandwidth * REACHED) * 1e6;
+    let dequantising = LAUNCH_MICROSECONDS + bytes as f64 / (target.bandwidth * BANDWIDTH_SHARE) * 1e6;
     if widen::units(dtype, values / k, k).is_none() {
         return false;
     }
-    let shown = if runs_beside(values) { widening * SHOWS } else { widening };
+    let exposed = if runs_concurrently(values) { dequantising * EXPOSED_SHARE } else { dequantising };
     let (decoded, over_copy) = (microseconds(planes_of), microseconds(Source::Copy));
-    decoded.zip(over_copy).is_some_and(|(decoded, over_copy)| over_copy + shown < decoded)
+    decoded.zip(over_copy).is_some_and(|(decoded, over_copy)| over_copy + exposed < decoded)
 }

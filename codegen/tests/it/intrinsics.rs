@@ -2,8 +2,6 @@
 
 #[path = "../../../dsl/tests/kernels/bulk.rs"]
 mod bulk;
-#[path = "../../../dsl/tests/kernels/ordered.rs"]
-mod ordered;
 #[path = "../../../dsl/tests/kernels/tiles.rs"]
 mod tiles;
 
@@ -27,17 +25,10 @@ fn compiles(def: &'static KernelDef, architectures: &[Arch]) {
 }
 
 #[test]
-fn blocks_that_wait_for_each_other() {
-    compiles(ordered::exchange::DEF, &Arch::ALL);
-    compiles(ordered::mailboxes::DEF, &Arch::ALL);
-}
-
-#[test]
 fn mbarriers_and_bulk_copies() {
     let with_bulk_copies: Vec<Arch> = Arch::ALL.into_iter().filter(|arch| arch.has_tma()).collect();
     assert!(with_bulk_copies.contains(&Arch::Sm90a) && !with_bulk_copies.contains(&Arch::Sm89));
     compiles(bulk::ring::DEF, &with_bulk_copies);
-    compiles(bulk::doubled_in_bulk::DEF, &with_bulk_copies);
     compiles(tiles::last_tile::DEF, &with_bulk_copies);
     compiles(tiles::sums_of_tiles::DEF, &with_bulk_copies);
 }

@@ -1,11 +1,10 @@
-//! Every kernel as it is reviewed: its Rust source and its CUDA text. The headers of its instances follow from plans: they are
-//! reviewed where models are known, in `tests/it/kernel_instances.rs` of the whole project.
+//! Every kernel as it is reviewed: its CUDA text, which is what NVRTC gets. The headers of its instances follow from plans: they
+//! are reviewed where models are known, in `tests/it/kernel_instances.rs` of the whole project.
 //!
-//! A change of a kernel shows here as a change of both texts; a change that should leave the kernels alone proves it by
-//! changing nothing here. `cargo insta review` accepts what is meant.
+//! A change that should leave the kernels alone proves it by changing nothing here. `cargo insta review` accepts what is meant.
 
 use gemma4c_codegen::families::{self, FAMILIES, Family};
-use gemma4c_dsl::{DeviceDef, KernelDef, RegistersDef};
+use gemma4c_dsl::{DeviceDef, KernelDef, StructDef};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -38,12 +37,6 @@ impl Facts {
     }
 }
 
-/// The author's text, then the emitted one, each under a rule that is easy to find in a diff.
-fn both(rust: &str, cuda: &str) -> String {
-    let rule = |what: &str| format!("// ---- {what} {}", "-".repeat(110 - what.len()));
-    format!("{}\n\n{}\n\n{}\n\n{}\n", rule("Rust"), rust.trim(), rule("CUDA"), cuda.trim())
-}
-
 /// The settings that all snapshots of kernels share.
 fn settings(folder: &str, description: &str) -> insta::Settings {
     let mut settings = insta::Settings::clone_current();
@@ -54,7 +47,7 @@ fn settings(folder: &str, description: &str) -> insta::Settings {
 }
 
 #[test]
-fn every_kernel_stands_beside_its_cuda_text() {
+fn every_kernel_has_its_cuda_text_reviewed() {
     for family in FAMILIES {
         for kernel in family.kernels {
             let mut settings = settings(family.name, family.about);
@@ -62,27 +55,24 @@ fn every_kernel_stands_beside_its_cuda_text() {
             if !(facts.slots.is_empty() && facts.launch.is_empty()) {
                 settings.set_info(&facts);
             }
-            let rust_and_cuda = both(kernel.rust, kernel.cuda);
-            settings.bind(|| insta::assert_snapshot!(kernel.name, rust_and_cuda));
+            settings.bind(|| insta::assert_snapshot!(kernel.name, kernel.cuda));
         }
     }
 }
 
 #[test]
-fn every_device_function_stands_beside_its_cuda_text() {
-    for DeviceDef { name, rust, cuda, .. } in families::device_functions() {
-        let rust_and_cuda = both(rust, cuda);
+fn every_device_function_has_its_cuda_text_reviewed() {
+    for DeviceDef { name, cuda, .. } in families::device_functions() {
         settings("device", "a device function, for kernels to call and slots to be filled with")
-            .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
+            .bind(|| insta::assert_snapshot!(*name, *cuda));
     }
 }
 
 #[test]
-fn every_struct_of_registers_stands_beside_its_cuda_text() {
-    for RegistersDef { name, rust, cuda, .. } in families::register_structs() {
-        let rust_and_cuda = both(rust, cuda);
-        settings("registers", "a struct of registers, for kernels and device functions to use")
-            .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
+fn every_struct_has_its_cuda_text_reviewed() {
+    for StructDef { name, cuda, .. } in families::structs() {
+        settings("structs", "a struct, for kernels and device functions to use")
+            .bind(|| insta::assert_snapshot!(*name, *cuda));
     }
 }
 
@@ -115,7 +105,7 @@ fn every_snapshot_is_of_a_kernel_that_exists() {
     let mut expected: BTreeSet<String> = families::device_functions()
         .iter()
         .map(|device| format!("device/{}.snap", device.name))
-        .chain(families::register_structs().iter().map(|registers| format!("registers/{}.snap", registers.name)))
+        .chain(families::structs().iter().map(|def| format!("structs/{}.snap", def.name)))
         .collect();
     for family in FAMILIES {
         expected.insert(format!("{}/instances.snap", family.name));

@@ -1,11 +1,13 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
+use gemma4c_codegen::cases::attention::Scene;
 use gemma4c_codegen::cases::attention::company::{companies, shared_companies};
 use gemma4c_codegen::cases::attention::packed::{Packed, attended};
 use gemma4c_codegen::cases::attention::step::steps;
-use gemma4c_codegen::cases::attention::{Scene, cases};
+use gemma4c_codegen::families::family;
 use gemma4c_codegen::kernels::attention::decode::attention_decode;
 use gemma4c_codegen::kernels::attention::step::StepOut;
+use gemma4c_codegen::kernels::attention::view::{AttentionShape, CacheFormat, DecodeTile, Pipeline};
 use gemma4c_codegen::kernels::attention::warpgroups::Block::{One, Two};
 use gemma4c_codegen::kernels::attention::warpgroups::{NO_HEADS, NOT_HALVES};
 use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
@@ -16,7 +18,7 @@ use gemma4c_plan::cuda::KvType;
 
 #[test]
 fn every_case_equals_its_oracle() {
-    for case in cases() {
+    for case in (family("attention").expect("a family").cases)() {
         case.assert();
     }
 }
@@ -139,7 +141,7 @@ fn a_segment_with_another_first_row_has_other_values() {
 fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
     for step in steps() {
         let name = step.scene.name;
-        let [q, k, v] = after(&step.heads_case(), ["q_out", "k_cache", "v_cache"]);
+        let [q, k, v] = after(&step.heads_case(), ["q_out", "kv_k", "kv_v"]);
         let (peers, splits) = (step.scene.layer.peers(), step.scene.splits);
         if (peers == 1 && step.grouped < splits) || (peers > 1 && peers < splits) {
             // Merged in another order.
@@ -148,17 +150,17 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
         let [extrema, values] = after(&step.splits_case(q, k.clone(), v.clone()), ["extrema", "values"]);
         let merged = |out| step.merge_case(out, extrema.clone(), values.clone());
 
-        let [found_k, found_v, out] = after(&step.case(StepOut::Floats), ["k_cache", "v_cache", "keep_out"]);
+        let [found_k, found_v, out] = after(&step.case(StepOut::Floats), ["kv_k", "kv_v", "write_out"]);
         assert!(found_k.bytes() == k.bytes() && found_v.bytes() == v.bytes(), "`{name}`: the caches differ");
         let [expected] = after(&merged(StepOut::Floats), ["out"]);
         assert!(out.bytes() == expected.bytes(), "`{name}`: the outputs differ");
 
-        let int8 = after(&step.case(StepOut::Int8), ["keep_xq", "keep_xscale", "keep_xsum"]);
+        let int8 = after(&step.case(StepOut::Int8), ["write_xq", "write_xscale", "write_xsum"]);
         let expected = after(&merged(StepOut::Int8), ["xq", "xscale", "xsum"]);
         let same = int8.iter().zip(&expected).all(|(found, expected)| found.bytes() == expected.bytes());
         assert!(same, "`{name}`: the int8 outputs differ");
 
-        let [found_extrema, found_values] = after(&step.case(StepOut::Partials), ["extrema", "values"]);
+        let [found_extrema, found_values] = after(&step.case(StepOut::Partials), ["parts_extrema", "parts_values"]);
         assert!(found_extrema.bytes() == extrema.bytes(), "`{name}`: the extrema differ");
         let dim = 4 * step.scene.layer.head_dim as usize;
         let parts = extrema.bytes().chunks_exact(8).zip(found_values.bytes().chunks_exact(dim));
@@ -172,11 +174,11 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_company() {
     for company in companies() {
-        let together = output(&company.case(StepOut::Floats), "keep_out");
+        let together = output(&company.case(StepOut::Floats), "write_out");
         for (row, bits) in company.rows.iter().zip(together.chunks_exact(together.len() / company.rows.len())) {
             let Some(step) = row else { continue };
             let position = step.scene.position;
-            assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", company.name);
+            assert!(output(&step.case(StepOut::Floats), "write_out") == bits, "`{}`, {position}", company.name);
         }
     }
 }
@@ -185,11 +187,11 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
 fn a_row_has_the_same_bits_whoever_takes_its_splits() {
     for (company, sharing) in shared_companies() {
         let case = company.shared_case(sharing);
-        let together = output(&case, "keep_out");
+        let together = output(&case, "write_out");
         for (row, bits) in company.rows.iter().zip(together.chunks_exact(together.len() / company.rows.len())) {
             let Some(step) = row else { continue };
             let position = step.scene.position;
-            assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", case.name);
+            assert!(output(&step.case(StepOut::Floats), "write_out") == bits, "`{}`, {position}", case.name);
         }
     }
 }
@@ -289,19 +291,13 @@ fn splits_are_fixed_by_the_shape() {
 fn slices_of_a_head_that_warps_do_not_share_out_are_refused() {
     let scene = Scene::new("slices", Attention { capacity: 512, ..layers_of_both_kinds()[0] }, 33, 1);
     let Attention { head_dim, group, .. } = scene.layer;
+    let tile =
+        |slices| DecodeTile { KEYS: 64, THREADS: 256, VECTOR: 8, SETS: group.div_ceil(8), SLICES: slices, RESIDENT: 1 };
     let sliced = |slices| attention_decode::Chosen {
-        D: head_dim,
-        G: group,
-        KEYS: 64,
-        THREADS: 256,
-        VECTOR: 8,
-        TENSOR: true,
-        SETS: group.div_ceil(8),
-        SLICES: slices,
-        RESIDENT: 1,
-        BF: true,
-        NARROW: false,
-        SCALED: false,
+        S: AttentionShape { D: head_dim, GROUP: group },
+        C: CacheFormat::of(KvType::BF16),
+        T: tile(slices),
+        P: Pipeline::of_split(KvType::BF16, false),
         KV: ElementType::BF16,
         operands: vec![],
     };
@@ -310,7 +306,7 @@ fn slices_of_a_head_that_warps_do_not_share_out_are_refused() {
         case.instance = sliced(slices).build().expect("the compiler refuses it, not the builder");
         assert!(case.instance.cuda().contains("static_assert(!TENSOR || (THREADS / 32 % SLICES == 0"));
         let refusal = case.check_on(&Simulator(Order::Forward)).map_err(|error| error.to_string()).err();
-        let by_slices = |error: &String| error.contains("require!(!TENSOR || THREADS / 32 % SLICES == 0");
+        let by_slices = |error: &String| error.contains("require!(!C.TENSOR || T.THREADS / 32 % T.SLICES == 0");
         assert_eq!(refusal.as_ref().is_some_and(by_slices), is_refused, "{slices} slices: {refusal:?}");
     }
 }

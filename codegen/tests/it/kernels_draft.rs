@@ -22,7 +22,7 @@ fn a_round_of_more_rows_than_a_warp_has_lanes_is_refused() {
         .buffer("drafts", vec![0u32; 32])
         .buffer("rows", vec![0u32; 33 * 16])
         .buffer("record", vec![0u32; 32])
-        .buffer("history", vec![0u32; 33])
+        .buffer("history_tokens", vec![0u32; 33])
         .scalar("history_len", 1u32)
         .scalar("history_rows", 33u32)
         .buffer("given", vec![0u32; 32])

@@ -3,7 +3,8 @@
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::matvec;
-use gemma4c_codegen::kernels::matvec::shape::{LaunchShape, whole_groups_pay};
+use gemma4c_codegen::kernels::matvec::LaunchShape;
+use gemma4c_codegen::kernels::matvec::shape::whole_groups_pay;
 use gemma4c_codegen::kernels::matvec::{Product, Prologue};
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::ElementType;
@@ -18,7 +19,7 @@ fn check(cases: Vec<Case>) {
 }
 
 #[test]
-fn every_type_fast_and_plain() {
+fn every_type() {
     check(matvec::types());
 }
 

@@ -21,12 +21,12 @@ fn the_router_chooses_and_weighs() {
 
 #[test]
 fn the_router_of_few_rows_is_a_cluster() {
-    let router = Router { peers: 16, ..Router::new(2816, 128, 8) };
+    let router = Router { max_cluster: 16, ..Router::new(2816, 128, 8) };
     let cluster = |router: Router, rows| router.split_instance(rows, 132).expect("any router fits").cluster();
     assert_eq!([1, 2, 4, 8, 32].map(|rows| cluster(router, rows)), [12, 12, 12, 1, 1]);
     // Eleven warps have whole chunks of such a row; of others, none has.
     assert_eq!(cluster(Router { width: 2880, ..router }, 1), 16);
-    assert_eq!(cluster(Router { peers: 8, ..router }, 1), 1, "the GPU has no clusters of 12");
+    assert_eq!(cluster(Router { max_cluster: 8, ..router }, 1), 1, "the GPU has no clusters of 12");
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn check(cases: Vec<Case>) {
 }
 
 #[test]
-fn every_type_fast_and_plain() {
+fn every_type() {
     check(product::types());
 }
 

@@ -57,7 +57,7 @@ fn joined_results_are_left_as_the_next_product_reads_them() {
 
 #[test]
 fn the_dense_half_of_a_mixture_has_the_bits_of_one_launch_of_both() {
-    check(rows::mixtures());
+    check(rows::mixture::cases());
 }
 
 #[test]

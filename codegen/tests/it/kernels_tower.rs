@@ -1,11 +1,11 @@
 //! A tower's kernels: every case in the simulator under three orders and as host-compiled text, and what has no instance.
 
-use gemma4c_codegen::cases::tower;
+use gemma4c_codegen::families::family;
 use gemma4c_codegen::kernels::tower::flash;
 
 #[test]
 fn every_case_equals_its_oracle() {
-    for case in tower::cases() {
+    for case in (family("tower").expect("a family").cases)() {
         case.assert();
     }
 }

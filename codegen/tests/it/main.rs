@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -25,7 +27,6 @@ mod kernels_product;
 mod kernels_quantise;
 mod kernels_repack;
 mod kernels_rows;
-mod kernels_run;
 mod kernels_sample;
 mod kernels_tower;
 mod launch_arguments;

@@ -1,7 +1,7 @@
 //! What tests of compiled kernels share: NVRTC, or a loud word that it is missing.
 
+use crate::skipped;
 use gemma4c_codegen::nvrtc::Toolchain;
-use std::io::Write;
 
 /// This machine's NVRTC. Where it is expected (`CI`, or `GEMMA4C_REQUIRE_NVRTC` as the test script sets it) a missing one
 /// fails the test; elsewhere the test is left out, and says so.
@@ -15,7 +15,6 @@ pub fn toolchain() -> Option<Toolchain> {
     if let Some(name) = expected {
         panic!("{name} is set, so NVRTC must be here.\n{error}");
     }
-    // Not eprintln!, which the test harness swallows when a test passes.
-    writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
+    skipped::not_checked(&error.to_string());
     None
 }

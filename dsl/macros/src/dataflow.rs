@@ -1,9 +1,9 @@
 //! `#[dataflow]`: names the nodes of a graph after the bindings of the function that builds it.
 //!
 //! Purely cosmetic. Around every `let name = expr;` it asks the builder where construction stands, evaluates the
-//! expression, and hands the builder the name and the line; at the end it prefixes all these names with the function's own. Of
-//! the builder it uses only the methods `mark`, `bind` and `scope`. A value that is returned without a binding is named
-//! after the function.
+//! expression, and hands the builder the name and the line; at the end it prefixes all these names with the function's
+//! own. Of the builder it uses only the methods `mark`, `bind` and `scope`. A value that is returned without a binding
+//! is named after the function.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};

@@ -31,7 +31,20 @@ pub fn registers(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::registers(attribute.into(), item.into()).into()
 }
 
-/// Prints a Rust function as a CUDA device function, for kernels to call and slots to be filled with. See `gemma4c_dsl`.
+/// Prints a Rust struct as a C++ struct of memory handles and numbers that travel together. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn view(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::view(attribute.into(), item.into()).into()
+}
+
+/// Makes a Rust struct a list of compile-time parameters that travel together. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn config(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::config(attribute.into(), item.into()).into()
+}
+
+/// Prints a Rust function as a CUDA device function, for kernels to call and slots to be filled with. See
+/// `gemma4c_dsl`.
 #[proc_macro_attribute]
 pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::device(attribute.into(), item.into()).into()

@@ -75,7 +75,8 @@ pub struct Expectation {
     pub bound: Bound,
     /// Elements the kernel need not write; their content is not compared.
     pub unwritten: Vec<std::ops::Range<usize>>,
-    /// Other launches whose results `data` is, in the simulator: an executor with functions of its own runs these itself.
+    /// Other launches whose results `data` is, in the simulator: an executor with functions of its own runs these
+    /// itself.
     pub like: Option<Like>,
 }
 
@@ -254,12 +255,15 @@ impl Case {
     }
 }
 
-// ---- results of other launches ----------------------------------------------------------------------------------------
+// ---- results of other launches
+// ----------------------------------------------------------------------------------------
 
-/// What a case's results must equal to the bit where no number can be written down: one buffer of floats of each of some other launches, one after the other.
+/// What a case's results must equal to the bit where no number can be written down: one buffer of floats of each of
+/// some other launches, one after the other.
 ///
-/// A product of several rows has the bits of each row's own product. Where a result went through `tanh`, those bits are not the same in the simulator and on a GPU, so a
-/// GPU compares its kernel with its own launches, not with the simulator's.
+/// A product of several rows has the bits of each row's own product. Where a result went through `tanh`, those bits are
+/// not the same in the simulator and on a GPU, so a GPU compares its kernel with its own launches, not with the
+/// simulator's.
 #[derive(Clone, Debug)]
 pub struct Reference(Arc<Launches>);
 

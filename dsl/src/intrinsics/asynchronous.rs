@@ -1,5 +1,6 @@
-//! Asynchronous copies from global to shared memory (`cp.async`). A copy is complete once its `cp.async` group has been waited
-//! for, and visible to the other threads after the next barrier. The simulator completes it no earlier than that.
+//! Asynchronous copies from global to shared memory (`cp.async`). A copy is complete once its `cp.async` group has been
+//! waited for, and visible to the other threads after the next barrier. The simulator completes it no earlier than
+//! that.
 
 use super::rows::row;
 use crate::Element;
@@ -51,8 +52,8 @@ template <class T, class I, class J> inline void cp_async16(T* target, I to, con
 template <class T, class I, class J> inline void cp_async16(T* target, I to, weights<T> source, J from) { cp_async16(target, to, source.at, from); }"
 }
 
-/// Starts to copy one element of four bytes, from `from` of global memory to `to` of a shared array: scales and what else does not lie at
-/// multiples of 16 bytes.
+/// Starts to copy one element of four bytes, from `from` of global memory to `to` of a shared array: scales and what
+/// else does not lie at multiples of 16 bytes.
 #[track_caller]
 pub fn cp_async4<T: Element, M: Readable<Element = T>>(
     target: Shared<T>,

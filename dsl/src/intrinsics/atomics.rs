@@ -1,6 +1,7 @@
-//! Atomic updates of global and shared memory, and the one way in which blocks of a launch may wait for each other's work.
+//! Atomic updates of global and shared memory, and the one way in which blocks of a launch may wait for each other's
+//! work.
 
-use super::ids::{block_idx_y, grid_dim, grid_dim_y, grid_dim_z, thread_idx};
+use super::ids::{block_idx_y, thread_idx};
 use super::rows::row;
 use super::warp::{Reduce, barrier};
 use crate::Element;
@@ -11,7 +12,8 @@ use crate::sim::thread::Thread;
 pub trait Atomic: Writable<Element: Reduce> {}
 impl<M: Writable<Element: Reduce + Element>> Atomic for M {}
 
-/// Adds to an element and gives its old value. The order of additions is not defined: a float sum may differ in its last bits.
+/// Adds to an element and gives its old value. The order of additions is not defined: a float sum may differ in its
+/// last bits.
 #[track_caller]
 pub fn atomic_add<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element {
     memory.raw_mut().update(index.value(), |old| old.sum(value))
@@ -24,55 +26,12 @@ row! {
     host "template <class T, class I> inline T atomic_add(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = old + value; return old; }"
 }
 
-/// Raises an element to at least `value` and gives its old value. Integers alone: map floats to ordered integers first.
-#[track_caller]
-pub fn atomic_max<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element
-where
-    M::Element: Ord,
-{
-    memory.raw_mut().update(index.value(), |old| old.larger(value))
-}
-
-row! {
-    /// Raises an element to at least `value` and gives its old value. Integers alone.
-    Thread atomic_max
-    cuda "template <class T, class I> __device__ __forceinline__ T atomic_max(T* memory, I index, typename same<T>::type value) { return atomicMax(memory + index, value); }"
-    host "template <class T, class I> inline T atomic_max(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = max(old, value); return old; }"
-}
-
-/// Lowers an element to at most `value` and gives its old value. Integers alone.
-#[track_caller]
-pub fn atomic_min<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element
-where
-    M::Element: Ord,
-{
-    memory.raw_mut().update(index.value(), |old| old.smaller(value))
-}
-
-row! {
-    /// Lowers an element to at most `value` and gives its old value. Integers alone.
-    Thread atomic_min
-    cuda "template <class T, class I> __device__ __forceinline__ T atomic_min(T* memory, I index, typename same<T>::type value) { return atomicMin(memory + index, value); }"
-    host "template <class T, class I> inline T atomic_min(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = min(old, value); return old; }"
-}
-
-/// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others wrote;
-/// the counter is zero again after it. A collective of the block; holds two barriers.
-#[track_caller]
-pub fn last_block(counter: InOut<u32>, index: u32) -> bool {
-    let blocks = Thread::current().launch().grid.iter().product();
-    arrive("last_block", counter, index, blocks)
-}
-
-/// The same where some of the grid's blocks arrive: true in the last of `blocks` to arrive at this element of the counter. All
-/// of them must count alike.
+/// Counts this block as finished. True in the last of `blocks` to arrive at this element of the counter, which then
+/// sees all that the others wrote; the counter is zero again after it. All of them must count alike. A collective of
+/// the block; holds two barriers.
 #[track_caller]
 pub fn last_block_of(counter: InOut<u32>, index: u32, blocks: u32) -> bool {
-    arrive("last_block_of", counter, index, blocks)
-}
-
-#[track_caller]
-fn arrive(operation: &'static str, counter: InOut<u32>, index: u32, blocks: u32) -> bool {
+    let operation = "last_block_of";
     let thread = Thread::current();
     let line = thread.line();
     thread.block_collective(operation, line, 0, |_| 0);
@@ -89,19 +48,8 @@ fn arrive(operation: &'static str, counter: InOut<u32>, index: u32, blocks: u32)
 }
 
 row! {
-    /// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others
-    /// wrote; the counter is zero again after it.
-    Block last_block needs [last_block_of, grid_dim, grid_dim_y, grid_dim_z]
-    cuda "
-__device__ __forceinline__ bool last_block(u32* counter, u32 index) {
-    return last_block_of(counter, index, grid_dim() * grid_dim_y() * grid_dim_z());
-}"
-    host "inline bool last_block(u32* counter, u32 index) { return last_block_of(counter, index, grid_dim() * grid_dim_y() * grid_dim_z()); }"
-}
-
-row! {
-    /// The same where some of the grid's blocks arrive: true in the last of `blocks` to arrive at this element of the
-    /// counter.
+    /// Counts this block as finished. True in the last of `blocks` to arrive at this element of the counter, which then
+    /// sees all that the others wrote; the counter is zero again after it.
     Block last_block_of needs [barrier, thread_idx, block_idx_y]
     cuda "
 __device__ __forceinline__ bool last_block_of(u32* counter, u32 index, u32 blocks) {

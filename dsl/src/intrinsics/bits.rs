@@ -28,8 +28,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// Picks four bytes out of eight: nibble i of `selector` (0 to 7) says which byte of `high:low` becomes byte i. A table
-    /// of 16 entries is two of these.
+    /// Picks four bytes out of eight: nibble i of `selector` (0 to 7) says which byte of `high:low` becomes byte i. A
+    /// table of 16 entries is two of these.
     Thread fn byte_perm(low: u32, high: u32, selector: u32) -> u32 {
         let bytes = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
         u32::from_le_bytes(std::array::from_fn(|i| bytes[(selector >> (4 * i) & 7) as usize]))

@@ -1,25 +1,19 @@
 //! Bulk copies: one thread moves a piece of memory, and an engine does it while the threads go on. Hopper and later.
 //!
-//! `bulk_load` brings global memory to shared memory and ends a phase of an mbarrier; its target may be touched after a wait for that
-//! phase. `bulk_store` brings shared memory to global memory; its thread closes groups of them with `bulk_commit`, may overwrite
-//! their sources after `bulk_wait_read`, and read their targets after `bulk_wait`. Addresses and sizes are multiples of 16 bytes.
+//! `bulk_load` brings global memory to shared memory and ends a phase of an mbarrier; its target may be touched after a
+//! wait for that phase. Addresses and sizes are multiples of 16 bytes.
 //!
-//! The engine belongs to the async proxy: what threads wrote to shared memory becomes visible to it after `fence_proxy_async` in the
-//! writing thread, then a barrier. What it wrote is visible to threads and to wgmma after the wait, without a fence.
+//! The engine belongs to the async proxy: what threads wrote to shared memory becomes visible to it after
+//! `fence_proxy_async` in the writing thread, then a barrier. What it wrote is visible to threads and to wgmma after
+//! the wait, without a fence.
 
 use super::rows::{intrinsic, row};
 use crate::Element;
 use crate::sim::FaultKind;
 use crate::sim::mbarrier;
-use crate::sim::memory::{InOut, KernelIndex, Output, Raw, Readable, Shared, Writable};
-use crate::sim::pending::BulkStore;
+use crate::sim::memory::{KernelIndex, Raw, Readable, Shared};
 use crate::sim::shadow::Touch;
 use crate::sim::thread::Thread;
-
-/// Global memory that a bulk copy may write.
-pub trait BulkWritable: Writable {}
-impl<T: Element> BulkWritable for Output<T> {}
-impl<T: Element> BulkWritable for InOut<T> {}
 
 /// Checks one end of a copy of `count` elements and notes the access; gives the byte of the region and the bytes.
 #[track_caller]
@@ -37,7 +31,8 @@ fn end<T: Element>(raw: Raw<T>, index: i64, count: u32, touch: Touch) -> (usize,
     (at, bytes)
 }
 
-/// Starts to copy `count` elements from element `from` of global memory to element `to` of a shared array. The barrier counts the bytes.
+/// Starts to copy `count` elements from element `from` of global memory to element `to` of a shared array. The barrier
+/// counts the bytes.
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub fn bulk_load<T: Element, M: Readable<Element = T>>(
@@ -81,87 +76,4 @@ intrinsic! {
     /// The end of a copy of the host text.
     Thread fn bulk_come(address: u64, bytes: u32) { mbarrier::complete(Thread::current(), None, address as usize, bytes as usize) }
     cuda ""
-}
-
-/// Starts to copy `count` elements from element `from` of a shared array to element `to` of global memory.
-#[track_caller]
-pub fn bulk_store<T: Element, M: BulkWritable<Element = T>>(
-    target: M,
-    to: impl KernelIndex,
-    source: Shared<T>,
-    from: impl KernelIndex,
-    count: u32,
-) {
-    let thread = Thread::current();
-    let line = thread.line();
-    let raw = source.raw();
-    let data = raw.content(from.value(), count as usize);
-    let (from, bytes) = end(raw, from.value(), count, Touch::Read);
-    thread.require_fenced(raw.region(), from, bytes, "copies", line);
-    let (to, _) = end(target.raw_mut(), to.value(), count, Touch::Write);
-    if let Some(shadow) = &raw.region().shadow {
-        shadow.borrow_mut().lend(from, bytes, line);
-    }
-    let copy = BulkStore { source: raw.region, from, target: target.raw_mut().region, to, data, line };
-    thread.bulk.borrow_mut().open.push(copy);
-}
-
-row! {
-    /// Starts to copy `count` elements from shared to global memory.
-    Thread bulk_store since 90
-    cuda "
-template <class T, class I, class J> __device__ __forceinline__ void bulk_store(T* target, I to, const T* source, J from, u32 count) {
-    asm volatile(\"cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\" :: \"l\"(target + to), \"r\"((u32)__cvta_generic_to_shared(source + from)), \"r\"(count * (u32)sizeof(T)) : \"memory\");
-}"
-    host "template <class T, class I, class J> inline void bulk_store(T* target, I to, const T* source, J from, u32 count) { memcpy(target + to, source + from, count * sizeof(T)); }"
-}
-
-/// Closes the group of the stores started since the last one.
-pub fn bulk_commit() {
-    Thread::current().bulk.borrow_mut().commit();
-}
-
-row! {
-    /// Closes the group of the stores started since the last one.
-    Thread bulk_commit since 90
-    cuda "__device__ __forceinline__ void bulk_commit() { asm volatile(\"cp.async.bulk.commit_group;\" ::: \"memory\"); }"
-    host "inline void bulk_commit() {}"
-}
-
-/// Waits until at most `pending` of this thread's groups have yet to read their sources; `pending` is a constant, 0 to 3.
-pub fn bulk_wait_read(pending: u32) {
-    Thread::current().bulk.borrow_mut().wait_read(pending as usize);
-}
-
-row! {
-    /// Waits until at most `pending` of this thread's groups have yet to read their sources; `pending` is a constant, 0 to 3.
-    Thread bulk_wait_read since 90
-    cuda "
-__device__ __forceinline__ void bulk_wait_read(u32 pending) {
-    // The operand of the instruction is part of it: the branches fold away.
-    if (pending == 0) asm volatile(\"cp.async.bulk.wait_group.read 0;\" ::: \"memory\");
-    else if (pending == 1) asm volatile(\"cp.async.bulk.wait_group.read 1;\" ::: \"memory\");
-    else if (pending == 2) asm volatile(\"cp.async.bulk.wait_group.read 2;\" ::: \"memory\");
-    else asm volatile(\"cp.async.bulk.wait_group.read 3;\" ::: \"memory\");
-}"
-    host "inline void bulk_wait_read(u32) {}"
-}
-
-/// Waits until at most `pending` of this thread's groups have yet to be written; `pending` is a constant, 0 to 3.
-pub fn bulk_wait(pending: u32) {
-    Thread::current().bulk.borrow_mut().wait(pending as usize);
-}
-
-row! {
-    /// Waits until at most `pending` of this thread's groups have yet to be written; `pending` is a constant, 0 to 3.
-    Thread bulk_wait since 90
-    cuda "
-__device__ __forceinline__ void bulk_wait(u32 pending) {
-    // The operand of the instruction is part of it: the branches fold away.
-    if (pending == 0) asm volatile(\"cp.async.bulk.wait_group 0;\" ::: \"memory\");
-    else if (pending == 1) asm volatile(\"cp.async.bulk.wait_group 1;\" ::: \"memory\");
-    else if (pending == 2) asm volatile(\"cp.async.bulk.wait_group 2;\" ::: \"memory\");
-    else asm volatile(\"cp.async.bulk.wait_group 3;\" ::: \"memory\");
-}"
-    host "inline void bulk_wait(u32) {}"
 }

@@ -1,11 +1,11 @@
 //! Clusters: blocks that run concurrently and read each other's shared memory (DSMEM). Hopper and later have them.
 //!
-//! A block must not return while another may still read its shared memory, so a cluster ends with a `cluster_barrier`, or with a meeting: `cluster_arrive` when
-//! a block has read its peers, `cluster_wait` when it has done the rest of its work. Neither waits for threads that have returned, so a block that no other reads
-//! may return early.
+//! A block must not return while another may still read its shared memory, so a cluster ends with a `cluster_barrier`,
+//! or with a meeting: `cluster_arrive` when a block has read its peers, `cluster_wait` when it has done the rest of its
+//! work. Neither waits for threads that have returned, so a block that no other reads may return early.
 //!
-//! `block_sum` and `block_max` do not work in a cluster: their host text has one scratch array for all concurrent blocks, so
-//! a case would fail there.
+//! `block_sum` and `block_max` do not work in a cluster: their host text has one scratch array for all concurrent
+//! blocks, so a case would fail there.
 
 use super::rows::{intrinsic, row};
 use crate::Element;
@@ -26,8 +26,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// Waits for all threads of the cluster that have not returned; what they wrote to shared memory before is visible after. Other memory is not ordered: that
-    /// takes half a microsecond on a busy GPU.
+    /// Waits for all threads of the cluster that have not returned; what they wrote to shared memory before is visible
+    /// after. Other memory is not ordered: that takes half a microsecond on a busy GPU.
     Cluster fn cluster_barrier() {
         let thread = Thread::current();
         if thread.arrived.get() {
@@ -50,7 +50,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// The first half of a meeting of the cluster: says that the thread has read what it wanted of its peers. It publishes nothing.
+    /// The first half of a meeting of the cluster: says that the thread has read what it wanted of its peers. It
+    /// publishes nothing.
     Cluster fn cluster_arrive() {
         let thread = Thread::current();
         if thread.arrived.replace(true) {
@@ -66,7 +67,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// The second half: waits until all threads of the cluster that have not returned have arrived. The block may return then.
+    /// The second half: waits until all threads of the cluster that have not returned have arrived. The block may
+    /// return then.
     Cluster fn cluster_wait() {
         let thread = Thread::current();
         if !thread.arrived.replace(false) {

@@ -5,8 +5,8 @@ use crate::sim::FaultKind;
 use crate::sim::thread::{Cause, Stop, StopScope, Thread};
 
 intrinsic! {
-    /// Waits until the predecessor's writes are visible. Every thread of a `dependent` kernel executes it, before it touches
-    /// anything but weights and what its head says that it reads `early`.
+    /// Waits until the predecessor's writes are visible. Every thread of a `dependent` kernel executes it, before it
+    /// touches anything but weights and what its head says that it reads `early`.
     Grid fn grid_dependency_wait() {
         let thread = Thread::current();
         let link = &thread.launch().link;
@@ -47,7 +47,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// What was asked for before this is asked for before what follows. Compilers move loads, of weights above all, past waits and barriers, to where they are used; that is a way to memory too late.
+    /// What was asked for before this is asked for before what follows. Compilers move loads, of weights above all,
+    /// past waits and barriers, to where they are used; that is a way to memory too late.
     Thread fn order_loads() {}
     cuda "
 #if __CUDA_ARCH__ >= 900

@@ -55,14 +55,16 @@ template <class V, class T, class I> __device__ __forceinline__ V load_streamed(
     host "template <class V, class T, class I> inline V load_streamed(weights<T> memory, I index) { return *(const V*)(memory.at + index); }"
 }
 
-/// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the compiler may compute addresses for several of them at once.
+/// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the
+/// compiler may compute addresses for several of them at once.
 #[track_caller]
 pub fn load_streamed_if<V: Element>(memory: impl Streamed, index: impl KernelIndex, wanted: bool, otherwise: V) -> V {
     if wanted { memory.raw().get(index.value()) } else { otherwise }
 }
 
 row! {
-    /// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the compiler may compute addresses for several of them at once.
+    /// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the
+    /// compiler may compute addresses for several of them at once.
     Thread load_streamed_if
     cuda "
 template <class V, class T, class I> __device__ __forceinline__ V load_streamed_if(weights<T> memory, I index, bool wanted, V otherwise) {
@@ -153,22 +155,4 @@ template <class T> __device__ __forceinline__ u32 bits_of_pair(f32 low, f32 high
 template <class T, class I> __device__ __forceinline__ void store_floats4(T* memory, I index, F32x4 four) { store(memory, index, U32x2{bits_of_pair<T>(four.x, four.y), bits_of_pair<T>(four.z, four.w)}); }
 template <class I> __device__ __forceinline__ void store_floats4(f32* memory, I index, F32x4 four) { store(memory, index, four); }"
     host same
-}
-
-/// Asks for the 128-byte line that an element lies in to be brought into L2. Allowed before the dependency wait: it moves nothing
-/// that the kernel sees.
-#[track_caller]
-pub fn prefetch_l2(memory: impl Readable, index: impl KernelIndex) {
-    memory.raw().check_bounds(index.value(), 1);
-}
-
-row! {
-    /// Asks for the 128-byte line that an element lies in to be brought into L2. Allowed before the dependency wait.
-    Thread prefetch_l2
-    cuda "
-template <class T, class I> __device__ __forceinline__ void prefetch_l2(const T* memory, I index) { asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(memory + index)); }
-template <class T, class I> __device__ __forceinline__ void prefetch_l2(weights<T> memory, I index) { prefetch_l2(memory.at, index); }"
-    host "
-template <class T, class I> inline void prefetch_l2(const T*, I) {}
-template <class T, class I> inline void prefetch_l2(weights<T>, I) {}"
 }

@@ -1,10 +1,11 @@
-//! Numeric functions that are not methods of Rust's floats. The exact ones give the same bits in every executor; the fast
-//! ones are approximations of the GPU's special function unit, good to about 2 units in the last place near 1.
+//! Numeric functions that are not methods of Rust's floats. The exact ones give the same bits in every executor; the
+//! fast ones are approximations of the GPU's special function unit, good to about 2 units in the last place near 1.
 
 use super::rows::intrinsic;
 
 intrinsic! {
-    /// `1 / sqrt(x)`, both steps correctly rounded, of numbers between 2^-100 and 2^100. Others have no branch of their own: of 0 and infinity it makes NaN on a GPU.
+    /// `1 / sqrt(x)`, both steps correctly rounded, of numbers between 2^-100 and 2^100. Others have no branch of their
+    /// own: of 0 and infinity it makes NaN on a GPU.
     Thread fn rsqrt(x: f32) -> f32 { 1.0 / x.sqrt() }
     cuda "
     f32 guess, inverse;
@@ -17,7 +18,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// `a / b`, correctly rounded where both and the quotient lie between 2^-100 and 2^100, or `a` is 0. There is no branch for others.
+    /// `a / b`, correctly rounded where both and the quotient lie between 2^-100 and 2^100, or `a` is 0. There is no
+    /// branch for others.
     Thread fn quotient(a: f32, b: f32) -> f32 { a / b }
     cuda "
     f32 guess;

@@ -1,9 +1,11 @@
-//! mbarriers: barriers in shared memory with phases, at which threads, their `cp_async` copies and bulk copies arrive. Hopper and later.
+//! mbarriers: barriers in shared memory with phases, at which threads, their `cp_async` copies and bulk copies arrive.
+//! Hopper and later.
 //!
-//! `let full = shared::<u64>(STAGES);` holds them. One thread makes each with `mbarrier_init`, then executes `fence_proxy_async` if bulk
-//! copies will use it, and a `barrier()` follows. A phase ends when `count` threads have arrived and all bytes that they announced have come. A
-//! thread that waits names the parity of the phase: 0 for the first, 1 for the second, 0 for the third. Parity 1 of a
-//! fresh barrier is over. A thread that waits for one phase waits for each that follows.
+//! `let full = shared::<u64>(STAGES);` holds them. One thread makes each with `mbarrier_init`, then executes
+//! `fence_proxy_async` if bulk copies will use it, and a `barrier()` follows. A phase ends when `count` threads have
+//! arrived and all bytes that they announced have come. A thread that waits names the parity of the phase: 0 for the
+//! first, 1 for the second, 0 for the third. Parity 1 of a fresh barrier is over. A thread that waits for one phase
+//! waits for each that follows.
 
 use super::asynchronous::{cp_async_commit, cp_async_wait};
 use super::rows::{intrinsic, row};
@@ -70,7 +72,8 @@ template <class I> __device__ __forceinline__ void mbarrier_arrive_expect(u64* b
     host "template <class I> inline void mbarrier_arrive_expect(u64* barriers, I index, u32 bytes) { mbarrier_arrive_at((u64)(barriers + index), bytes); }"
 }
 
-/// Arrives once the `cp_async` copies that this thread has started are complete; they need no group. One of the barrier's `count` arrivals.
+/// Arrives once the `cp_async` copies that this thread has started are complete; they need no group. One of the
+/// barrier's `count` arrivals.
 #[track_caller]
 pub fn cp_async_arrive(barriers: Shared<u64>, index: impl KernelIndex) {
     cp_async_commit();
@@ -79,7 +82,8 @@ pub fn cp_async_arrive(barriers: Shared<u64>, index: impl KernelIndex) {
 }
 
 row! {
-    /// Arrives once the `cp_async` copies that this thread has started are complete; they need no group. One of the barrier's `count` arrivals.
+    /// Arrives once the `cp_async` copies that this thread has started are complete; they need no group. One of the
+    /// barrier's `count` arrivals.
     Thread cp_async_arrive since 90 needs [mbarrier_arrive_at]
     cuda "
 template <class I> __device__ __forceinline__ void cp_async_arrive(u64* barriers, I index) {

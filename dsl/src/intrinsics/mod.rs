@@ -1,6 +1,6 @@
-//! Intrinsics: what a kernel can do beyond arithmetic. Each is one row: its Rust meaning, its CUDA text, its host text and
-//! its synchronisation scope. A new one is one row in the file of its topic; it may wrap any inline PTX, if it brings its
-//! Rust meaning.
+//! Intrinsics: what a kernel can do beyond arithmetic. Each is one row: its Rust meaning, its CUDA text, its host text
+//! and its synchronisation scope. A new one is one row in the file of its topic; it may wrap any inline PTX, if it
+//! brings its Rust meaning.
 //!
 //! Two macros write rows (`rows.rs`).
 
@@ -15,7 +15,6 @@ pub mod loads;
 pub mod math;
 pub mod mbarrier;
 pub mod narrow;
-pub mod ordered;
 mod rows;
 pub mod tensor;
 pub mod tiles;
@@ -33,13 +32,12 @@ macro_rules! table {
 
 table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
-    warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest warp_min block_sum block_max;
-    atomics: atomic_add atomic_max atomic_min last_block last_block_of;
-    loads: load load_streamed load_streamed_if read_only store store_floats4 prefetch_l2;
-    ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
+    warp: barrier warp_barrier shfl_xor shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest block_sum block_max;
+    atomics: atomic_add last_block_of;
+    loads: load load_streamed load_streamed_if read_only store store_floats4;
     asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
-    bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
+    bulk: bulk_load;
     tiles: tile_load;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a dp4a_unsigned sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     narrow: widen_int8 multiply_f16 widen_e4m3 pack_e4m3;

@@ -1,4 +1,5 @@
-//! Numbers of 8 bits, widened to pairs of f16 and made from f32: int8 codes with a scale, and e4m3 floats. And the product of such pairs.
+//! Numbers of 8 bits, widened to pairs of f16 and made from f32: int8 codes with a scale, and e4m3 floats. And the
+//! product of such pairs.
 //!
 //! A word has four of them. The hardware converts e4m3 from Ada (8.9) on.
 
@@ -39,8 +40,8 @@ fn f16_of_int8(byte: u32, scale: u32) -> u32 {
 }
 
 intrinsic! {
-    /// Four bytes less 128, each times an f16 and rounded to f16, as two pairs. `scale` has an f16 for the first of each pair, and one for the
-    /// second in its upper half.
+    /// Four bytes less 128, each times an f16 and rounded to f16, as two pairs. `scale` has an f16 for the first of
+    /// each pair, and one for the second in its upper half.
     Thread fn widen_int8(codes: u32, scale: u32) -> U32x2 {
         let wide = |index: u32| f16_of_int8(codes >> (8 * index) & 0xff, scale >> (16 * (index % 2)));
         U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }

@@ -1,7 +1,7 @@
 //! The macros that write rows of the table.
 //!
-//! `intrinsic!` is for functions of plain values: the row's host text calls the Rust meaning back. `row!` is for what is generic or
-//! takes memory: the Rust function stands beside it, and both texts are given whole.
+//! `intrinsic!` is for functions of plain values: the row's host text calls the Rust meaning back. `row!` is for what
+//! is generic or takes memory: the Rust function stands beside it, and both texts are given whole.
 
 /// A function of plain values. The body is its Rust meaning, `cuda` the body of its CUDA text.
 macro_rules! intrinsic {

@@ -1,9 +1,9 @@
 //! Tensor cores: matrix fragments loaded from shared memory, and products of a warp.
 //!
 //! Fragments are PTX's. For `mma.m16n8`, with `g = lane / 4` and `t = lane % 4`: the accumulator's `x, y` are row `g`,
-//! columns `2t, 2t + 1`, and `z, w` are row `g + 8`. Operand A's words are (row `g`, first half of k), (row `g + 8`, first
-//! half), (row `g`, second half), (row `g + 8`, second half), each holding the `2t…` (16-bit) or `4t…` (8-bit) elements of
-//! its half; operand B's two words are column `g`, first and second half of k.
+//! columns `2t, 2t + 1`, and `z, w` are row `g + 8`. Operand A's words are (row `g`, first half of k), (row `g + 8`,
+//! first half), (row `g`, second half), (row `g + 8`, second half), each holding the `2t…` (16-bit) or `4t…` (8-bit)
+//! elements of its half; operand B's two words are column `g`, first and second half of k.
 
 use super::rows::{intrinsic, row};
 use crate::sim::memory::{KernelIndex, Readable, Shared};
@@ -146,7 +146,8 @@ fn operand<V: Copy + Default, const PER_WORD: usize>(
     values
 }
 
-/// Each sum takes its products in the order of k. The four of a lane are taken together, since each waits for its last addition.
+/// Each sum takes its products in the order of k. The four of a lane are taken together, since each waits for its last
+/// addition.
 #[track_caller]
 fn mma<S: Copy, V: Copy + Default, const PER_WORD: usize>(
     operation: &'static str,
@@ -184,8 +185,8 @@ fn signed_byte(word: u32, byte: usize) -> i32 {
 }
 
 intrinsic! {
-    /// `c + a · b`: 16 x 16 times 16 x 8 of bf16, summed in f32. The GPU's order of additions is not specified: the last
-    /// bits differ.
+    /// `c + a · b`: 16 x 16 times 16 x 8 of bf16, summed in f32. The GPU's order of additions is not specified: the
+    /// last bits differ.
     Warp fn mma_m16n8k16_bf16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
         float_mma("mma_m16n8k16_bf16", a, b, c, |bits| BF16::from_bits(bits).to_f32())
     }
@@ -211,7 +212,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// `c + a · b`: 16 x 16 times 16 x 8 of signed bytes, summed in i32, exactly. A's words are rows `g` and `g + 8`, B's is column `g`.
+    /// `c + a · b`: 16 x 16 times 16 x 8 of signed bytes, summed in i32, exactly. A's words are rows `g` and `g + 8`,
+    /// B's is column `g`.
     Warp fn mma_m16n8k16_s8(a: U32x2, b: u32, c: I32x4) -> I32x4 {
         // The second half of k, of which there is none, is zeros.
         let (a, b) = (U32x4 { x: a.x, y: a.y, z: 0, w: 0 }, U32x2 { x: b, y: 0 });

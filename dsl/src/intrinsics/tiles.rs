@@ -1,12 +1,14 @@
-//! Tiles of rows by bulk copies through a tensor map: one thread asks for 32 rows of 64 values, and an engine brings them as products of warpgroups read them. Hopper
-//! and later.
+//! Tiles of rows by bulk copies through a tensor map: one thread asks for 32 rows of 64 values, and an engine brings
+//! them as products of warpgroups read them. Hopper and later.
 //!
-//! A tile is 32 rows of 128 bytes, swizzled: the 16-byte piece `p` of row `r` lies in the place of piece `p ^ r % 8`. It starts at a multiple of 1024 bytes of
-//! shared memory, so that tiles one behind the other are an operand of wgmma. What lies outside the matrix is zero: rows behind the last, and values behind a row's end. An
-//! mbarrier counts 4096 bytes, whatever is outside.
+//! A tile is 32 rows of 128 bytes, swizzled: the 16-byte piece `p` of row `r` lies in the place of piece `p ^ r % 8`.
+//! It starts at a multiple of 1024 bytes of shared memory, so that tiles one behind the other are an operand of wgmma.
+//! What lies outside the matrix is zero: rows behind the last, and values behind a row's end. An mbarrier counts 4096
+//! bytes, whatever is outside.
 //!
-//! The matrix is a parameter, `Tiles<T>`. A row has as many values as the first scalar behind the parameter says, a multiple of 8; there are as many rows as the
-//! parameter's memory holds. On a GPU both are in the tensor map, which whoever launches makes of the same numbers.
+//! The matrix is a parameter, `Tiles<T>`. A row has as many values as the first scalar behind the parameter says, a
+//! multiple of 8; there are as many rows as the parameter's memory holds. On a GPU both are in the tensor map, which
+//! whoever launches makes of the same numbers.
 
 use super::rows::{intrinsic, row};
 use crate::Element;
@@ -59,7 +61,8 @@ fn tile(thread: &Thread, region: &Region, column: u32, row: u32) -> Vec<u8> {
     tile
 }
 
-/// Starts to copy the tile whose first value is `column` of row `row` to element `to` of a shared array. The barrier counts the bytes.
+/// Starts to copy the tile whose first value is `column` of row `row` to element `to` of a shared array. The barrier
+/// counts the bytes.
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub fn tile_load<T: Element>(
@@ -87,7 +90,8 @@ pub fn tile_load<T: Element>(
 }
 
 row! {
-    /// Starts to copy the tile whose first value is `column` of row `row` to shared memory. The barrier counts the bytes.
+    /// Starts to copy the tile whose first value is `column` of row `row` to shared memory. The barrier counts the
+    /// bytes.
     Thread tile_load since 90 needs [tile_come]
     cuda "
 template <class T> struct __align__(128) tiles { u64 map[16]; };

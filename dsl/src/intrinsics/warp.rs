@@ -1,4 +1,5 @@
-//! Barriers, shuffles, votes and reductions. All lanes of a warp, or all threads of a block, take part at the same line.
+//! Barriers, shuffles, votes and reductions. All lanes of a warp, or all threads of a block, take part at the same
+//! line.
 
 use super::ids::{block_dim, lane_id, thread_idx};
 use super::rows::{intrinsic, row};
@@ -16,7 +17,8 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// Waits for all threads of the block's first `warps` warps; what they wrote before is visible to them after. The other warps go on.
+    /// Waits for all threads of the block's first `warps` warps; what they wrote before is visible to them after. The
+    /// other warps go on.
     Warp fn barrier_of(warps: u32) {
         let thread = Thread::current();
         let (line, threads) = (thread.line(), warps * 32);
@@ -66,19 +68,6 @@ row! {
     Warp shfl_xor needs [shuffle_word, lane_id]
     cuda "template <class T> __device__ __forceinline__ T shfl_xor(T value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }"
     host "template <class T> inline T shfl_xor(T value, u32 mask) { return bits_as<T>(shuffle_word(bits_as<u32>(value), lane_id() ^ mask)); }"
-}
-
-/// The value of the lane `by` further up; lanes without one keep their own.
-#[track_caller]
-pub fn shfl_down<T: Word>(value: T, by: u32) -> T {
-    shuffle("shfl_down", value, |lane| if lane + (by as usize) < 32 { lane + by as usize } else { lane })
-}
-
-row! {
-    /// The value of the lane `by` further up; lanes without one keep their own.
-    Warp shfl_down needs [shuffle_word, lane_id]
-    cuda "template <class T> __device__ __forceinline__ T shfl_down(T value, u32 by) { return __shfl_down_sync(0xffffffffu, value, by); }"
-    host "template <class T> inline T shfl_down(T value, u32 by) { u32 lane = lane_id(); return bits_as<T>(shuffle_word(bits_as<u32>(value), lane + by < 32 ? lane + by : lane)); }"
 }
 
 /// The value of lane `lane`.
@@ -135,15 +124,12 @@ pub trait Reduce: Word {
     fn sum(self, other: Self) -> Self;
     #[doc(hidden)]
     fn larger(self, other: Self) -> Self;
-    #[doc(hidden)]
-    fn smaller(self, other: Self) -> Self;
 }
 
 macro_rules! reduce {
     ($($ty:ident)*) => { $(impl Reduce for $ty {
         fn sum(self, other: Self) -> Self { self + other }
         fn larger(self, other: Self) -> Self { self.max(other) }
-        fn smaller(self, other: Self) -> Self { self.min(other) }
     })* };
 }
 reduce!(u32 i32 f32);
@@ -207,24 +193,6 @@ intrinsic! {
     /// The largest word over the warp's lanes, in one instruction: [`warp_max`] takes five shuffles.
     Warp fn warp_largest(value: u32) -> u32 { reduce_warp("warp_largest", value, u32::max) }
     cuda "return __reduce_max_sync(0xffffffffu, value);"
-}
-
-/// The smallest over the warp's lanes.
-#[track_caller]
-pub fn warp_min<T: Reduce>(value: T) -> T {
-    reduce_warp("warp_min", value, T::smaller)
-}
-
-row! {
-    /// The smallest over the warp's lanes.
-    Warp warp_min needs [shfl_xor]
-    cuda "
-template <class T> __device__ __forceinline__ T warp_min(T value) {
-    #pragma unroll
-    for (u32 mask = 16; mask > 0; mask >>= 1) value = min(value, shfl_xor(value, mask));
-    return value;
-}"
-    host same
 }
 
 #[track_caller]

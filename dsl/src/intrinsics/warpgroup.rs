@@ -1,22 +1,23 @@
 //! `wgmma`: asynchronous matrix products of whole warpgroups (128 threads), which only Hopper has.
 //!
-//! Both operands are bf16 tiles in shared memory, k innermost, 64 values (128 bytes) a row, with the 128-byte swizzle: the 16-byte
-//! piece `p` of row `r` is stored in the place of piece `p ^ r % 8`. A tile starts at a multiple of 1024 bytes; an operand starts `16 s`
-//! values into a tile's rows for step `s` along k. Products read shared memory and update their accumulator at any time
-//! between start and wait: no thread may touch either meanwhile. The simulator reads operands as late as the wait, and hides
-//! the accumulator until then.
+//! Both operands are bf16 tiles in shared memory, k innermost, 64 values (128 bytes) a row, with the 128-byte swizzle:
+//! the 16-byte piece `p` of row `r` is stored in the place of piece `p ^ r % 8`. A tile starts at a multiple of 1024
+//! bytes; an operand starts `16 s` values into a tile's rows for step `s` along k. Products read shared memory and
+//! update their accumulator at any time between start and wait: no thread may touch either meanwhile. The simulator
+//! reads operands as late as the wait, and hides the accumulator until then.
 //!
-//! The left operand may lie in registers instead: of a thread `w`, `g`, `t` as below, a pair of bf16 each, rows `16 w + g` and `+ 8` of columns `2 t`
-//! and `2 t + 1`, then both rows of columns `+ 8`. Registers must keep their values until the wait; the simulator reads them at the start.
+//! The left operand may lie in registers instead: of a thread `w`, `g`, `t` as below, a pair of bf16 each, rows `16 w +
+//! g` and `+ 8` of columns `2 t` and `2 t + 1`, then both rows of columns `+ 8`. Registers must keep their values until
+//! the wait; the simulator reads them at the start.
 //!
-//! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]` are
-//! (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
+//! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]`
+//! are (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
 //!
-//! Where the right operand's columns are innermost (`wgmma_b16_held_across`), a tile has 64 columns to a row of 128 bytes, a row for each k, with the same swizzle;
-//! further columns are in further tiles, `panel` values apart.
+//! Where the right operand's columns are innermost (`wgmma_b16_held_across`), a tile has 64 columns to a row of 128
+//! bytes, a row for each k, with the same swizzle; further columns are in further tiles, `panel` values apart.
 //!
-//! Writes to shared memory by ordinary stores and `cp_async` become visible to wgmma (the async proxy) after `fence_proxy_async`
-//! in the writing thread, then a barrier.
+//! Writes to shared memory by ordinary stores and `cp_async` become visible to wgmma (the async proxy) after
+//! `fence_proxy_async` in the writing thread, then a barrier.
 
 use super::rows::{intrinsic, row};
 use crate::elements::{Element, ElementType, F16, Float};
@@ -175,7 +176,8 @@ fn tile_at<T: Element>(thread: &Thread, handle: Shared<T>, panel: Option<usize>)
     Tile { region: raw.region, at: at as usize, panel, widen: widened::<T>() }
 }
 
-/// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
+/// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a
+/// multiple of
 /// 32. The GPU's order of additions within the 16 is not specified, but does not depend on the columns.
 #[track_caller]
 pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>) {
@@ -201,7 +203,8 @@ pub fn wgmma_b16<T: Float>(sums: &mut Regs<f32>, left: Shared<T>, right: Shared<
     start(thread, "wgmma_b16", sums, Some(left), right);
 }
 
-/// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its columns innermost, 64 to a tile, tiles `panel` values apart.
+/// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its columns
+/// innermost, 64 to a tile, tiles `panel` values apart.
 #[track_caller]
 pub fn wgmma_b16_held_across<T: Float>(sums: &mut Regs<f32>, left: U32x4, right: Shared<T>, panel: u32) {
     let thread = Thread::current();
@@ -255,7 +258,8 @@ fn start(thread: &Thread, operation: &'static str, sums: &mut Regs<f32>, left: O
 }
 
 row! {
-    /// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
+    /// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a
+    /// multiple of
     /// 32. The GPU's order of additions within the 16 is not specified, but does not depend on the columns.
     Warpgroup wgmma_bf16 since 90 needs [wgmma_at_once]
     cuda "
@@ -329,7 +333,8 @@ template <u32 COUNT> inline void wgmma_b16(f32 (&sums)[COUNT], const F16* left, 
 }
 
 row! {
-    /// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its columns innermost, 64 to a tile, tiles `panel` values apart.
+    /// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its
+    /// columns innermost, 64 to a tile, tiles `panel` values apart.
     Warpgroup wgmma_b16_held_across since 90 needs [wgmma_bf16, wgmma_across_at_once]
     cuda "
 __device__ __forceinline__ u64 swizzled_across(const void* tile, u32 panel) {
@@ -427,7 +432,8 @@ intrinsic! {
     cuda ""
 }
 
-/// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched them.
+/// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched
+/// them.
 #[track_caller]
 pub fn wgmma_fence(_sums: &mut Regs<f32>) {
     let thread = Thread::current();
@@ -440,7 +446,8 @@ pub fn wgmma_fence(_sums: &mut Regs<f32>) {
 }
 
 row! {
-    /// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched them.
+    /// Puts the accumulator's registers in order before the first product, and before the next one after the kernel
+    /// touched them.
     Warpgroup wgmma_fence since 90
     cuda "
 template <u32 COUNT> __device__ __forceinline__ void wgmma_fence(f32 (&sums)[COUNT]) {
@@ -472,8 +479,8 @@ row! {
     host "inline void wgmma_commit() {}"
 }
 
-/// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may be
-/// touched after a wait for all of them.
+/// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may
+/// be touched after a wait for all of them.
 #[track_caller]
 pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
     let thread = Thread::current();
@@ -502,8 +509,8 @@ pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
 }
 
 row! {
-    /// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may be
-    /// touched after a wait for all of them.
+    /// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums`
+    /// may be touched after a wait for all of them.
     Warpgroup wgmma_wait since 90
     cuda "
 template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32 (&sums)[COUNT]) {
@@ -517,7 +524,8 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32
     host "template <u32 COUNT> inline void wgmma_wait(u32, f32 (&)[COUNT]) {}"
 }
 
-/// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
+/// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier
+/// has passed.
 pub fn fence_proxy_async() {
     let thread = Thread::current();
     // Writes of the same tick stay before the fence.
@@ -525,7 +533,8 @@ pub fn fence_proxy_async() {
 }
 
 row! {
-    /// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
+    /// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a
+    /// barrier has passed.
     Thread fence_proxy_async since 90
     cuda "__device__ __forceinline__ void fence_proxy_async() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }"
     host "inline void fence_proxy_async() {}"

@@ -1,8 +1,9 @@
 //! A chain of launches over one memory, as a stream runs them: a dependent launch runs beside its predecessor.
 //!
-//! Every access to memory that some launch of the chain writes is checked against those of the other launches (`history.rs`, by the rule of
-//! `stream.rs`): a read of what a launch writes that nobody has waited for, and a write of what it reads or writes. The check
-//! does not depend on the interleaving; what the kernels compute when something is wrong does.
+//! Every access to memory that some launch of the chain writes is checked against those of the other launches
+//! (`history.rs`, by the rule of `stream.rs`): a read of what a launch writes that nobody has waited for, and a write
+//! of what it reads or writes. The check does not depend on the interleaving; what the kernels compute when something
+//! is wrong does.
 
 use super::cluster::{Program, Turn};
 use super::grid::{Grid, RESIDENT_THREADS};
@@ -43,7 +44,8 @@ impl Interleaving {
     pub const ALL: [Self; 3] = [Self::PredecessorFirst, Self::SuccessorFirst, Self::Alternate];
 }
 
-/// Runs launches in a stream's order. With [`Options::unchecked`] the order between launches is still checked, but nothing within one.
+/// Runs launches in a stream's order. With [`Options::unchecked`] the order between launches is still checked, but
+/// nothing within one.
 pub fn launch_chain(
     steps: &[ChainStep<'_>],
     memory: &mut Memory,

@@ -1,9 +1,9 @@
-//! The scheduler of one cluster of blocks, most often of one block: every GPU thread is a coroutine that runs until it waits
-//! for others.
+//! The scheduler of one cluster of blocks, most often of one block: every GPU thread is a coroutine that runs until it
+//! waits for others.
 //!
-//! Threads run one at a time, in the order asked for. A thread that reaches a collective stops; when the last of its warp,
-//! block or cluster has stopped at the same place, all of them go on. If nobody can go on and somebody has not returned, the
-//! threads have diverged, and the fault says who waits where.
+//! Threads run one at a time, in the order asked for. A thread that reaches a collective stops; when the last of its
+//! warp, block or cluster has stopped at the same place, all of them go on. If nobody can go on and somebody has not
+//! returned, the threads have diverged, and the fault says who waits where.
 
 use super::fault::{FaultKind, Line, spelled};
 use super::known::Known;
@@ -87,7 +87,8 @@ pub(crate) struct Cluster<'a> {
     /// Threads that have returned, for each block.
     done: Vec<usize>,
     sequence: Vec<usize>,
-    /// Every thread that could go on waits for the end of the predecessor: until then a turn would find them all where they are.
+    /// Every thread that could go on waits for the end of the predecessor: until then a turn would find them all where
+    /// they are.
     awaits_predecessor: bool,
     lets_others_go: bool,
 }
@@ -129,7 +130,8 @@ fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const Cluste
 fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
     let stack = stacks::take();
     let state: *const Thread = state;
-    // SAFETY: the coroutine borrows `state` and `program`, both of which outlive it: a cluster drops its coroutines first.
+    // SAFETY: the coroutine borrows `state` and `program`, both of which outlive it: a cluster drops its coroutines
+    // first.
     unsafe {
         Coroutine::with_stack_unchecked(stack, move |yielder, ()| {
             (*state).yielder.set(yielder);
@@ -187,11 +189,13 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Lets every thread that can go on do so, once or more. On a fault the result is `Err`, and the fault is stored in the launch.
+    /// Lets every thread that can go on do so, once or more. On a fault the result is `Err`, and the fault is stored in
+    /// the launch.
     ///
-    /// In a shuffled order every thread has one go. In the other two a warp goes on until it waits for other warps, and a block until it waits for
-    /// other blocks: more often than not a thread's stack is in the CPU's caches then, and a launch takes up to a tenth less time. A block in which
-    /// somebody waits for an event lets the others go first, since they may bring it about.
+    /// In a shuffled order every thread has one go. In the other two a warp goes on until it waits for other warps, and
+    /// a block until it waits for other blocks: more often than not a thread's stack is in the CPU's caches then, and a
+    /// launch takes up to a tenth less time. A block in which somebody waits for an event lets the others go first,
+    /// since they may bring it about.
     pub fn turn(&mut self, order: &mut Order) -> Result<Turn, Faulted> {
         if self.awaits_predecessor && !self.launch.link.predecessor_is_complete() {
             return Ok(Turn::Blocked);
@@ -354,7 +358,8 @@ impl<'a> Cluster<'a> {
         start..start + threads as usize
     }
 
-    /// Whole warps that met at a barrier know what any of them did and knew. The other threads of the block took no part in it.
+    /// Whole warps that met at a barrier know what any of them did and knew. The other threads of the block took no
+    /// part in it.
     fn gather_knowledge(&self, part: std::ops::Range<usize>) {
         if !self.launch.checks {
             return;
@@ -536,11 +541,6 @@ impl<'a> Cluster<'a> {
             );
             return Err(Faulted);
         }
-        if let Some(line) = state.bulk.borrow().unfinished() {
-            let message = "returns with a bulk_store whose source nobody waited for (bulk_wait_read)".to_string();
-            return Err(self.raise(index, FaultKind::UnfinishedCopy, line, message));
-        }
-        state.bulk.borrow_mut().wait(0);
         let products = state.products.borrow();
         if !products.is_idle() {
             let message = "returns with a wgmma that nobody waited for".to_string();

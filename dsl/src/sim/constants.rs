@@ -1,7 +1,8 @@
 //! The compile-time parameters that the threads of a launch ask for.
 //!
-//! Every call of a device function asks for all of its own. Comparing the names' texts each time took a third of a simulated launch, finding them
-//! by address one by one a tenth. So the names of a function have a number, and a launch keeps their values under it.
+//! Every call of a device function asks for all of its own. Comparing the names' texts each time took a third of a
+//! simulated launch, finding them by address one by one a tenth. So the names of a function have a number, and a launch
+//! keeps their values under it.
 
 use crate::values::{ConstantValue, Values};
 use std::cell::RefCell;

@@ -1,15 +1,16 @@
 //! The grid of one launch: which of its clusters run.
 //!
-//! Most kernels' blocks know nothing of each other, and run one after the other. A cluster starts beside others when all of those wait:
-//! for another block's counter, or for the launch's predecessor. As many run side by side as [`RESIDENT_THREADS`] allow.
+//! Most kernels' blocks know nothing of each other, and run one after the other. A cluster starts beside others when
+//! all of those wait: for another block's counter, or for the launch's predecessor. As many run side by side as
+//! [`RESIDENT_THREADS`] allow.
 
 use super::cluster::{Cluster, Faulted, Program, Turn};
 use super::order::Order;
 use super::thread::Launch;
 use std::collections::VecDeque;
 
-/// Threads that run side by side, beyond which no cluster starts. Each has a stack of its own, and a process may have some
-/// 30,000 of those.
+/// Threads that run side by side, beyond which no cluster starts. Each has a stack of its own, and a process may have
+/// some 30,000 of those.
 pub(crate) const RESIDENT_THREADS: usize = 8192;
 
 /// A launch that runs.
@@ -68,8 +69,9 @@ impl<'a> Grid<'a> {
 
     /// Lets the first of these clusters that can go on do so.
     ///
-    /// Where blocks exchange values their clusters take turns. In a chain all of a launch's clusters wait side by side, and one goes on as long as
-    /// it can before the next does: if they took turns, every thread's stack would have left the CPU's caches when it is needed.
+    /// Where blocks exchange values their clusters take turns. In a chain all of a launch's clusters wait side by side,
+    /// and one goes on as long as it can before the next does: if they took turns, every thread's stack would have left
+    /// the CPU's caches when it is needed.
     fn any_turn(&mut self, among: impl Fn(&Cluster<'a>) -> bool) -> Result<bool, Faulted> {
         for _ in 0..self.live.len() {
             let Some(mut cluster) = self.live.pop_front() else { break };

@@ -1,8 +1,8 @@
 //! The shadow of an allocation over a chain of launches: which launch wrote and read each granule last, and where.
 //!
-//! Two accesses by different launches, one of them a write, must be ordered: everything of the earlier launch happened before what the
-//! thread of the later one does ([`Link::knows`]). This holds or fails whatever the interleaving. When the later launch comes first,
-//! the earlier one finds its mark. Order within a launch is the business of `shadow.rs`.
+//! Two accesses by different launches, one of them a write, must be ordered: everything of the earlier launch happened
+//! before what the thread of the later one does ([`Link::knows`]). This holds or fails whatever the interleaving. When
+//! the later launch comes first, the earlier one finds its mark. Order within a launch is the business of `shadow.rs`.
 
 use super::fault::{Line, spelled};
 use super::shadow::Touch;
@@ -11,7 +11,8 @@ use super::stream::Link;
 /// The thread that makes an access.
 pub(crate) struct Visitor<'a> {
     pub link: &'a Link,
-    /// The launch's predecessor is known to be complete: the thread has waited, and the access may see what came meanwhile.
+    /// The launch's predecessor is known to be complete: the thread has waited, and the access may see what came
+    /// meanwhile.
     pub waited: bool,
     /// Number of the thread in the grid.
     pub thread: u32,

@@ -1,7 +1,7 @@
 //! What a thread knows of others through counters: which of their accesses happened before its own.
 //!
-//! A release publishes what its thread knows, an acquire of the same counter takes it over. Barriers pass it on to the threads
-//! that meet there. Without either, blocks of a launch know nothing of each other.
+//! A release publishes what its thread knows, an acquire of the same counter takes it over. Barriers pass it on to the
+//! threads that meet there. Without either, blocks of a launch know nothing of each other.
 
 use std::collections::BTreeMap;
 

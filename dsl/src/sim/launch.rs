@@ -237,7 +237,6 @@ pub(crate) fn bind<'a>(
         must_wait,
         host: binding.host,
         clock: Cell::new(0),
-        published: RefCell::default(),
         fault: RefCell::new(None),
     };
     check_shared(&launch)?;

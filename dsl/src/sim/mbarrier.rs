@@ -1,8 +1,9 @@
 //! mbarriers: counters in shared memory that threads and asynchronous copies arrive at, phase after phase.
 //!
-//! A phase ends when as many threads have arrived as the barrier was made for, and as many bytes have come as they said would. What
-//! the arriving threads did and knew, and what the copies wrote, is ordered before what a thread does after it has waited for
-//! the phase. A copy comes as late as it can: when somebody looks whether its phase has ended. Until then nobody may touch its target.
+//! A phase ends when as many threads have arrived as the barrier was made for, and as many bytes have come as they said
+//! would. What the arriving threads did and knew, and what the copies wrote, is ordered before what a thread does after
+//! it has waited for the phase. A copy comes as late as it can: when somebody looks whether its phase has ended. Until
+//! then nobody may touch its target.
 //!
 //! The state is kept beside the memory, by address, so that the host's text can share it.
 

@@ -1,4 +1,5 @@
-//! Memory: what the host owns ([`Memory`]), how what a launch sees of it ([`Region`]) is accessed, and the handles a kernel holds.
+//! Memory: what the host owns ([`Memory`]), how what a launch sees of it ([`Region`]) is accessed, and the handles a
+//! kernel holds.
 //!
 //! A handle is indexed like a slice. Each access is checked against the region's bounds, and, where the region can be
 //! written during the launch, against its shadow. References that indexing hands out live for one expression: the macro
@@ -201,12 +202,6 @@ impl<T: Element> Raw<T> {
         unsafe { *self.at::<V>(index, touch) = value }
     }
 
-    /// Where an element lies: its name among counters.
-    #[track_caller]
-    pub(crate) fn address(&self, index: i64) -> usize {
-        self.region().base as usize + self.check_bounds(index, 1)
-    }
-
     /// The bytes from element `index` on, which were checked and noted by the caller.
     #[allow(unsafe_code)]
     #[track_caller]
@@ -229,7 +224,8 @@ impl<T: Element> Raw<T> {
         }
     }
 
-    /// Checks that `count` elements from `index` on are there, without touching them. Gives the byte of the region where they start.
+    /// Checks that `count` elements from `index` on are there, without touching them. Gives the byte of the region
+    /// where they start.
     #[track_caller]
     pub(crate) fn check_bounds(&self, index: i64, count: usize) -> usize {
         let region = self.region();
@@ -311,8 +307,8 @@ handles! {
     Weights;
     /// What an earlier kernel wrote; read only. `const T*` in CUDA.
     Input;
-    /// Rows of 16-bit floats that an earlier kernel wrote, or weights, brought tile by tile (`tile_load`). The first scalar behind it says how many values a row has.
-    /// `tiles<T>` in CUDA: a tensor map.
+    /// Rows of 16-bit floats that an earlier kernel wrote, or weights, brought tile by tile (`tile_load`). The first
+    /// scalar behind it says how many values a row has. `tiles<T>` in CUDA: a tensor map.
     Tiles;
     /// What this kernel writes, every element of it; not read. `T*` in CUDA.
     Output;

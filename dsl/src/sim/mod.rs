@@ -1,11 +1,11 @@
-//! The simulator: runs a kernel's Rust body, or its emitted text compiled for the host, on the CPU, as a grid of blocks of
-//! coroutines, and watches what it does.
+//! The simulator: runs a kernel's Rust body, or its emitted text compiled for the host, on the CPU, as a grid of blocks
+//! of coroutines, and watches what it does.
 //!
-//! What it finds: races within a block, between blocks and between launches, divergent barriers and collectives, accesses out of
-//! bounds or misaligned, shared memory read before it is written, outputs left unwritten, activations touched before the
-//! dependency wait, waits that nobody ends, integer overflow. What it does not model: time, caches, weak memory beyond what
-//! orders two accesses. [`launch`] runs one kernel; [`launch_chain`] several, each beside its predecessor as far as programmatic
-//! dependent launch allows.
+//! What it finds: races within a block, between blocks and between launches, divergent barriers and collectives,
+//! accesses out of bounds or misaligned, shared memory read before it is written, outputs left unwritten, activations
+//! touched before the dependency wait, waits that nobody ends, integer overflow. What it does not model: time, caches,
+//! weak memory beyond what orders two accesses. [`launch`] runs one kernel; [`launch_chain`] several, each beside its
+//! predecessor as far as programmatic dependent launch allows.
 
 mod chain;
 mod cluster;
@@ -39,11 +39,11 @@ pub use memory::{
 };
 pub use order::Order;
 #[doc(hidden)]
-pub use slots::slot;
+pub use slots::{not_in_a_slot, slot};
 
-#[doc(hidden)]
-pub use crate::passing::FromSlot;
 pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Value, Word4, Words};
+#[doc(hidden)]
+pub use crate::passing::{FromSlot, InOrder};
 
 use crate::elements::{Element, ElementType};
 use crate::passing::LaunchValues;
@@ -69,10 +69,10 @@ impl LaunchValues for Launch<'_> {
 
 macro_rules! handle_arguments {
     ($($name:ident)*) => { $(impl<T: Element> FromArgument for $name<T> {
-        #[allow(private_interfaces)]
-        fn from_argument(launch: &dyn LaunchValues, index: usize) -> Self {
-            let region = launch.memory(index).and_then(|memory| memory.downcast_ref::<Region>()).expect("bound as memory");
-            // The element type was checked by name when the instance was built; an element-type parameter was dispatched on.
+        fn from_argument(arguments: &InOrder<'_>) -> Self {
+            let region = arguments.launch.memory(arguments.advance()).and_then(|memory| memory.downcast_ref::<Region>()).expect("bound as memory");
+            // The element type was checked by name when the instance was built; an element-type parameter was
+            // dispatched on.
             assert_eq!(region.element, T::TYPE, "parameter `{}`", region.name);
             $name(Raw::new(region))
         }

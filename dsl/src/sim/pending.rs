@@ -73,69 +73,6 @@ impl Products {
     }
 }
 
-/// A bulk copy from shared to global memory.
-pub(crate) struct BulkStore {
-    pub source: *const Region,
-    pub from: usize,
-    pub target: *const Region,
-    pub to: usize,
-    pub data: Vec<u8>,
-    pub line: Line,
-}
-
-/// The bulk stores that a thread has not waited for.
-#[derive(Default)]
-pub(crate) struct BulkStores {
-    pub open: Vec<BulkStore>,
-    /// Groups that may still read their sources, the oldest first,
-    reading: VecDeque<Vec<BulkStore>>,
-    /// and those before them, which may still write their targets.
-    writing: VecDeque<Vec<BulkStore>>,
-}
-
-impl BulkStores {
-    pub fn commit(&mut self) {
-        self.reading.push_back(std::mem::take(&mut self.open));
-    }
-
-    /// All groups but the latest `pending` have read their sources.
-    #[allow(unsafe_code)]
-    pub fn wait_read(&mut self, pending: usize) {
-        while self.reading.len() > pending {
-            let Some(group) = self.reading.pop_front() else { break };
-            for copy in &group {
-                // SAFETY: the array belongs to the running cluster.
-                let source = unsafe { &*copy.source };
-                if let Some(shadow) = &source.shadow {
-                    shadow.borrow_mut().give_back(copy.from, copy.data.len());
-                }
-            }
-            self.writing.push_back(group);
-        }
-    }
-
-    /// All groups but the latest `pending` have written their targets.
-    #[allow(unsafe_code)]
-    pub fn wait(&mut self, pending: usize) {
-        self.wait_read(pending);
-        while self.reading.len() + self.writing.len() > pending {
-            let Some(group) = self.writing.pop_front() else { break };
-            for copy in group {
-                // SAFETY: the region belongs to the launch; bounds were checked when the copy started.
-                unsafe {
-                    let target = (*copy.target).base.add(copy.to);
-                    std::ptr::copy_nonoverlapping(copy.data.as_ptr(), target, copy.data.len());
-                }
-            }
-        }
-    }
-
-    /// The line of a store whose source nobody waited for: shared memory ends with its block.
-    pub fn unfinished(&self) -> Option<Line> {
-        self.open.iter().chain(self.reading.iter().flatten()).map(|copy| copy.line).next()
-    }
-}
-
 /// A copy on its way to shared memory.
 pub(crate) struct Flight {
     pub target: *const Region,

@@ -2,8 +2,8 @@
 //!
 //! Time is a counter of the launch that every barrier advances. A thread remembers when its last block barrier and its
 //! last warp barrier were; an earlier access by another thread is ordered before the thread's own only if it is older
-//! than the barrier that both passed. Two readers a granule are kept, from different warps where there are any, which is
-//! enough to find the other side of a write.
+//! than the barrier that both passed. Two readers a granule are kept, from different warps where there are any, which
+//! is enough to find the other side of a write.
 
 use super::fault::{FaultKind, Line, spelled};
 use super::known::Known;
@@ -54,7 +54,7 @@ pub(crate) struct Accessor {
     pub last_cluster_barrier: u32,
     pub last_block_barrier: u32,
     pub last_warp_barrier: u32,
-    /// The block was the last to arrive (`last_block`): everything the other blocks did before is ordered.
+    /// The block was the last to arrive (`last_block_of`): everything the other blocks did before is ordered.
     pub after_all_blocks: bool,
     /// What the thread knows through counters.
     pub known: Option<Rc<Known>>,
@@ -92,8 +92,6 @@ pub(crate) struct Shadow {
     shared: bool,
     /// Bytes that an asynchronous copy will write.
     incoming: Vec<(Range<usize>, Line)>,
-    /// Bytes that an asynchronous copy may still read.
-    lent: Vec<(Range<usize>, Line)>,
 }
 
 /// The line of the copy whose bytes overlap these.
@@ -109,7 +107,6 @@ impl Shadow {
             floor: 0,
             shared,
             incoming: Vec::new(),
-            lent: Vec::new(),
         }
     }
 
@@ -117,7 +114,6 @@ impl Shadow {
     pub fn restart(&mut self, now: u32) {
         self.floor = now;
         self.incoming.clear();
-        self.lent.clear();
     }
 
     /// An asynchronous copy to these bytes has started.
@@ -135,28 +131,12 @@ impl Shadow {
         }
     }
 
-    /// An asynchronous copy from these bytes has started.
-    pub fn lend(&mut self, at: usize, bytes: usize, line: Line) {
-        self.lent.push((at..at + bytes, line));
-    }
-
-    /// It has read them.
-    pub fn give_back(&mut self, at: usize, bytes: usize) {
-        if let Some(place) = self.lent.iter().position(|(range, _)| *range == (at..at + bytes)) {
-            self.lent.swap_remove(place);
-        }
-    }
-
     /// Checks an access and notes it.
     pub fn touch(&mut self, at: usize, bytes: usize, touch: Touch, who: &Accessor) -> Result<(), (FaultKind, String)> {
         let (floor, shared) = (self.floor, self.shared);
         if let Some(line) = overlapping(&self.incoming, at, bytes) {
             let why =
                 format!("a bulk copy of {} is on its way there, and its mbarrier's phase has not ended", spelled(line));
-            return Err((FaultKind::UnfinishedCopy, why));
-        }
-        if let Some(line) = overlapping(&self.lent, at, bytes).filter(|_| touch.writes()) {
-            let why = format!("the bulk copy of {} may still read it: bulk_wait_read is missing", spelled(line));
             return Err((FaultKind::UnfinishedCopy, why));
         }
         let live = |mark: Mark| mark.thread != 0 && mark.time >= floor;
@@ -195,8 +175,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// A thread of the block, with the line of its write to `at..at + bytes`, that has not fenced it since. `fences`: when
-    /// each thread of the block last did.
+    /// A thread of the block, with the line of its write to `at..at + bytes`, that has not fenced it since. `fences`:
+    /// when each thread of the block last did.
     pub fn unfenced(&self, at: usize, bytes: usize, fences: &[Cell<u32>]) -> Option<(u32, Line)> {
         let range = at / self.bytes_per_granule..(at + bytes).div_ceil(self.bytes_per_granule);
         let writer = |mark: Mark| (mark.thread - 1) % fences.len() as u32;

@@ -3,14 +3,15 @@
 use super::memory::{InOut, Input, Output, Weights};
 use super::thread::Thread;
 use crate::elements::Element;
-use crate::passing::{FromArgument, FromSlot, SlotArguments, SlotValue, Word4, Words};
+use crate::passing::{FromSlot, InOrder, SlotArguments, SlotValue, Word4, Words};
 use std::cell::Cell;
 
 macro_rules! from_slot_handles {
     ($($name:ident)*) => { $(impl<T: Element> FromSlot for $name<T> {
         fn from_slot(arguments: &SlotArguments<'_>) -> Self {
             let at = arguments.advance(1);
-            FromArgument::from_argument(arguments.launch, arguments.first + at - arguments.values.len())
+            let next = Cell::new(arguments.first + at - arguments.values.len());
+            InOrder { launch: arguments.launch, next }.next()
         }
     })* };
 }
@@ -31,4 +32,10 @@ fn call(number: usize, Words(mut values): Words) -> Word4 {
         values[0] = result;
     }
     values[0]
+}
+
+/// Where a view that no launch gives would come from a slot: the definition of such a function says that it fills none.
+#[doc(hidden)]
+pub fn not_in_a_slot() -> ! {
+    unreachable!("a function with a view that no launch gives fills no slot")
 }

@@ -1,7 +1,7 @@
 //! The stacks of simulated threads: kept for the next cluster, and each at another place of a page.
 //!
-//! Stacks are mapped in whole pages. If all of them started at the end of a page, what the threads of a block touch at each switch would fall
-//! into the same few sets of the CPU's first cache, and every switch would miss it.
+//! Stacks are mapped in whole pages. If all of them started at the end of a page, what the threads of a block touch at
+//! each switch would fall into the same few sets of the CPU's first cache, and every switch would miss it.
 
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use std::cell::{Cell, RefCell};
@@ -10,7 +10,8 @@ use std::cell::{Cell, RefCell};
 const STACK_BYTES: usize = 256 * 1024;
 
 const PAGE_BYTES: usize = 4096;
-/// From one stack's start in its page to the next one's: an odd number of cache lines, so that all of a page's have their turn.
+/// From one stack's start in its page to the next one's: an odd number of cache lines, so that all of a page's have
+/// their turn.
 const STEP_BYTES: usize = 13 * 64;
 
 /// The stack of one thread.
@@ -20,7 +21,8 @@ pub(crate) struct ThreadStack {
     skipped: usize,
 }
 
-// SAFETY: the default stack has the guard page; less than a page of its many is left out, in whole cache lines, which keeps it aligned.
+// SAFETY: the default stack has the guard page; less than a page of its many is left out, in whole cache lines, which
+// keeps it aligned.
 #[allow(unsafe_code)]
 unsafe impl Stack for ThreadStack {
     fn base(&self) -> StackPointer {

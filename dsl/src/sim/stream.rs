@@ -1,10 +1,11 @@
 //! Where a launch stands in its stream: what of the launches before it is complete, and known to be, at which point.
 //!
-//! The rule of programmatic dependent launch (PDL), as far as memory is concerned. A dependent launch starts once every block of its
-//! predecessor has called `grid_launch_dependents()` or has ended. Nothing that the predecessor wrote is visible before
-//! `grid_dependency_wait()` returns, which is when the predecessor is complete. It says nothing of the launches further back: those are
-//! complete because the predecessor waited for them, if one of its threads did. A predecessor that lets its successor start before it
-//! has waited itself is still waiting when the successor starts, so more than two launches can be under way.
+//! The rule of programmatic dependent launch (PDL), as far as memory is concerned. A dependent launch starts once every
+//! block of its predecessor has called `grid_launch_dependents()` or has ended. Nothing that the predecessor wrote is
+//! visible before `grid_dependency_wait()` returns, which is when the predecessor is complete. It says nothing of the
+//! launches further back: those are complete because the predecessor waited for them, if one of its threads did. A
+//! predecessor that lets its successor start before it has waited itself is still waiting when the successor starts, so
+//! more than two launches can be under way.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

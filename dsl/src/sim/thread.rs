@@ -7,7 +7,7 @@ use super::constants::Constants;
 use super::fault::{Fault, FaultKind, Line, spelled};
 use super::history::{Conflict, Visitor};
 use super::known::Known;
-use super::pending::{AsyncCopy, BulkStores, Mbarrier, Products, WARPGROUP, Warpgroup};
+use super::pending::{AsyncCopy, Mbarrier, Products, WARPGROUP, Warpgroup};
 use super::region::{Region, SharedMemory};
 use super::shadow::{Accessor, Touch};
 use super::stream::Link;
@@ -98,8 +98,6 @@ pub(crate) struct Launch<'a> {
     pub host: bool,
     /// Advanced by every barrier; orders the marks of the shadow.
     pub clock: Cell<u32>,
-    /// What the releases of each counter published, by its address.
-    pub published: RefCell<BTreeMap<usize, Known>>,
     pub fault: RefCell<Option<Fault>>,
 }
 
@@ -147,8 +145,8 @@ pub(crate) struct Block {
     pub proxy_fences: Vec<Cell<u32>>,
     /// By their addresses.
     pub mbarriers: RefCell<BTreeMap<usize, Mbarrier>>,
-    /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite what
-    /// a slow one has yet to read.
+    /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite
+    /// what a slow one has yet to read.
     pub words: RefCell<[Vec<u32>; 2]>,
     /// (number of the collective, its result)
     pub result: Cell<(u32, u32)>,
@@ -177,27 +175,13 @@ pub(crate) struct Thread {
     pub arrived: Cell<bool>,
     /// What the thread waits for, when it waits for an event: for the report of a deadlock.
     pub awaits: RefCell<String>,
-    /// What the thread knows of others through counters.
+    /// What the thread knows of others through mbarriers.
     pub known: RefCell<Option<Rc<Known>>>,
-    /// What the thread read last with a polling load, and how often it was the same.
-    polled: Cell<Polled>,
     pub warp_collectives: Cell<u32>,
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
     pub copy_groups: RefCell<VecDeque<Vec<AsyncCopy>>>,
-    pub bulk: RefCell<BulkStores>,
     pub products: RefCell<Products>,
-}
-
-/// Equal reads after which a thread is taken to wait for another value.
-const PATIENCE: u32 = 64;
-
-/// A polling load.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Polled {
-    address: usize,
-    bits: u64,
-    times: u32,
 }
 
 thread_local! {
@@ -222,12 +206,10 @@ impl Thread {
             arrived: Cell::new(false),
             awaits: RefCell::default(),
             known: RefCell::default(),
-            polled: Cell::default(),
             warp_collectives: Cell::new(0),
             block_collectives: Cell::new(0),
             open_copies: RefCell::default(),
             copy_groups: RefCell::default(),
-            bulk: RefCell::default(),
             products: RefCell::default(),
         }
     }
@@ -336,20 +318,8 @@ impl Thread {
         }
     }
 
-    /// Notes that the thread read a place that others change. When it sees the same again and again, the others run first.
-    pub fn polls(&self, operation: &'static str, line: Line, address: usize, bits: u64) {
-        let last = self.polled.get();
-        let same = (last.address, last.bits) == (address, bits);
-        let times = if same { last.times + 1 } else { 0 };
-        self.polled.set(Polled { address, bits, times });
-        if times > 0 {
-            *self.awaits.borrow_mut() = "another value than it has read over and over".to_string();
-            let scope = StopScope::Event { by: Cause::Threads, again: times > PATIENCE };
-            self.suspend(Stop { scope, operation, line });
-        }
-    }
-
-    /// What the thread did until now, and knows of others: what a release publishes. Nothing, where no accesses are checked.
+    /// What the thread did until now, and knows of others: what a release publishes. Nothing, where no accesses are
+    /// checked.
     pub fn knowledge(&self) -> Known {
         let (launch, block) = (self.launch(), self.block());
         if !launch.checks {
@@ -362,22 +332,6 @@ impl Thread {
         all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_full_barrier.get()));
         all.block(block.linear, self.last_full_barrier.get());
         all
-    }
-
-    /// Publishes at a counter what the thread did and knows.
-    pub fn releases(&self, counter: usize) {
-        if !self.launch().checks {
-            return;
-        }
-        let known = self.knowledge();
-        self.launch().published.borrow_mut().entry(counter).or_default().join(&known);
-    }
-
-    /// Takes over what was published at a counter.
-    pub fn acquires(&self, counter: usize) {
-        if let Some(published) = self.launch().published.borrow().get(&counter) {
-            self.learns(published);
-        }
     }
 
     /// Takes over what another knows.

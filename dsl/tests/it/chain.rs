@@ -1,4 +1,5 @@
-//! Chains of launches: a dependent launch runs beside its predecessor, and what it may not touch before the wait is found.
+//! Chains of launches: a dependent launch runs beside its predecessor, and what it may not touch before the wait is
+//! found.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::sim::{

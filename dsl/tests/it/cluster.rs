@@ -1,5 +1,5 @@
-//! Clusters of blocks: what they compute, in the simulator and through the host's compiler, and each mistake that can be made with
-//! them.
+//! Clusters of blocks: what they compute, in the simulator and through the host's compiler, and each mistake that can
+//! be made with them.
 
 use gemma4c_dsl::harness::{Bound, Case, CaseError, Simulator};
 use gemma4c_dsl::prelude::*;

@@ -48,7 +48,8 @@ fn missing_barrier(x: Input<f32>, out: Output<f32>) {
 fn a_missing_barrier_is_a_race() {
     let x = vec![1.0f32; 64];
     let found = case(missing_barrier::DEF).buffer("x", x.clone()).expect("out", x, Bound::Exact);
-    // In forward order the first half of the block reads what nobody has written yet; in reverse order, the second half.
+    // In forward order the first half of the block reads what nobody has written yet; in reverse order, the second
+    // half.
     for order in Order::ALL {
         let Err(CaseError::Launch { source, .. }) = found.check_on(&Simulator(order)) else { panic!("not found") };
         let LaunchError::Fault(fault) = *source else { panic!("{source}") };
@@ -352,7 +353,8 @@ fn orders_its_loads(w: Weights<f32>, out: Output<f32>) {
     out[thread_idx()] = weight;
 }
 
-/// The instruction that keeps loads in order is the one that lets a successor start, under a predicate that is never true: it lets nobody start.
+/// The instruction that keeps loads in order is the one that lets a successor start, under a predicate that is never
+/// true: it lets nobody start.
 #[test]
 fn to_order_loads_lets_nobody_start() {
     let w: Vec<f32> = (0..32).map(|i| i as f32).collect();

@@ -1,5 +1,5 @@
-//! The example a kernel's author may start from: a Q8_0 matrix-vector product over repacked weights, its device functions
-//! for the epilogue slot, its plain oracle and its cases.
+//! The example a kernel's author may start from: a Q8_0 matrix-vector product over repacked weights, its device
+//! functions for the epilogue slot, its plain oracle and its cases.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 use gemma4c_dsl::prelude::*;
@@ -24,8 +24,8 @@ fn dot16(a: U32x4, b: U32x4) -> i32 {
     dp4a(a.w, b.w, dp4a(a.z, b.z, lower))
 }
 
-/// `out = W · x`, W in Q8_0 as two planes: quants, and one F16 scale for each 32 of them. A warp computes ROWS weight rows; a
-/// lane takes 16 quants of each at a time.
+/// `out = W · x`, W in Q8_0 as two planes: quants, and one F16 scale for each 32 of them. A warp computes ROWS weight
+/// rows; a lane takes 16 quants of each at a time.
 #[kernel(block = WARPS * 32, dependent, slots(epilogue(value: f32, row: u32) -> f32))]
 pub fn matvec_q8_0<const K: u32, const ROWS: u32, const WARPS: u32>(
     quants: Weights<i8>,

@@ -1,4 +1,5 @@
-//! Numbers of 8 bits against their definitions: every code widened, and every number and every middle between two packed.
+//! Numbers of 8 bits against their definitions: every code widened, and every number and every middle between two
+//! packed.
 
 use gemma4c_dsl::harness::{Bound, Case};
 use gemma4c_dsl::prelude::*;

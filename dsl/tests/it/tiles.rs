@@ -1,4 +1,5 @@
-//! Tiles of rows by bulk copies: where their values lie, what is outside, and the mistakes that the simulator must find.
+//! Tiles of rows by bulk copies: where their values lie, what is outside, and the mistakes that the simulator must
+//! find.
 
 #[path = "../kernels/tiles.rs"]
 mod kernels;

@@ -97,7 +97,8 @@ fn product_of_registers<const COLUMNS: u32>(a: Input<BF16>, b: Input<BF16>, out:
     }
 }
 
-/// A product of either 16-bit float whose left operand comes out of another product, and whose right one has its columns innermost: `(a · bᵀ) · c`.
+/// A product of either 16-bit float whose left operand comes out of another product, and whose right one has its
+/// columns innermost: `(a · bᵀ) · c`.
 #[kernel(block = 128, dynamic_shared)]
 fn product_across<const COLUMNS: u32, const BF: bool, T: Float>(
     a: Input<T>,

@@ -36,23 +36,3 @@ pub fn ring(x: Weights<f32>, pieces: u32, out: Output<f32>) {
         out[thread_idx()] = sum;
     }
 }
-
-/// Doubles 64 values and stores them in bulk, in two groups; the first's source is used again.
-#[kernel(block = 32, dynamic_shared)]
-pub fn doubled_in_bulk(x: Input<f32>, out: Output<f32>) {
-    let tile = shared::<f32>(64);
-    let i = thread_idx();
-    tile[i] = 2.0 * x[i];
-    tile[i + 32] = 2.0 * x[i + 32];
-    fence_proxy_async();
-    barrier();
-    if i == 0 {
-        bulk_store(out, 0u32, tile, 0u32, 32);
-        bulk_commit();
-        bulk_store(out, 32u32, tile, 32u32, 32);
-        bulk_commit();
-        bulk_wait_read(1);
-        tile[0] = 0.0;
-        bulk_wait(0);
-    }
-}

@@ -1,10 +1,12 @@
-//! Fuses the bounds of clipped products with what lies between two of them: a residual and its norms, or the gate of an MLP. A launch then reads what a product leaves, and
-//! leaves what the next ones read: the same value within the bounds of each. Such products, of one type and size, become one.
+//! Fuses the bounds of clipped products with what lies between two of them: a residual and its norms, or the gate of an
+//! MLP. A launch then reads what a product leaves, and leaves what the next ones read: the same value within the bounds
+//! of each. Such products, of one type and size, become one.
+
+use gemma4c_ops::Op;
 
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Clip, ClippedGeglu, ClippedNorm, Kind, Product};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {
@@ -37,7 +39,8 @@ fn run(fused: &mut Fused, log: &mut Log) {
     }
 }
 
-/// The bounds that `out` has been brought within: these, the value before them, and the nodes on the way. Nobody else reads what lies between.
+/// The bounds that `out` has been brought within: these, the value before them, and the nodes on the way. Nobody else
+/// reads what lies between.
 pub(super) fn within(fused: &Fused, out: NodeId) -> (Clip, NodeId, Vec<NodeId>) {
     let mut clip = Clip { low: None, high: None, out };
     let (mut at, mut nodes) = (out, Vec::new());

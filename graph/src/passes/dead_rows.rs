@@ -1,16 +1,16 @@
 //! Dead-code elimination by rows: rows whose values are not needed are not computed.
 //!
-//! In prefill every row is stored in the KV cache, but logits are asked for at most one row (the *asked row*). So a value is
-//! needed for all rows only if a KV cache depends on it. Everything else (the layers that share keys and values, the last
-//! layer's feed-forward, the LM head) is computed for the asked row alone. At the boundary a `take_asked` selects that row.
+//! In prefill every row is stored in the KV cache, but logits are asked for at most one row (the *asked row*). So a
+//! value is needed for all rows only if a KV cache depends on it. Everything else (the layers that share keys and
+//! values, the last layer's feed-forward, the LM head) is computed for the asked row alone. At the boundary a
+//! `take_asked` selects that row.
+
+use gemma4c_ops::{Elem, Op, RowCount, Type, infer};
 
 use crate::dataflow::needed_by;
 use crate::graph::{Graph, Node, NodeId};
-use crate::infer;
-use crate::op::Op;
 use crate::passes::fold_constants::drop_unused;
 use crate::passes::{Goal, Log, Pass, Run, WHOLE_GRAPH};
-use crate::types::{Elem, Rows, Type};
 
 pub const PASS: Pass = Pass {
     name: "dead-rows",
@@ -56,7 +56,7 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
                     let take = Node {
                         op: Op::TakeAsked,
                         inputs: vec![now[input.index()]],
-                        ty: Type { rows: Rows::Asked, ..source.ty },
+                        ty: Type { rows: RowCount::Asked, ..source.ty },
                         layer: source.layer,
                         name,
                         line: source.line,

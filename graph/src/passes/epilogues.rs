@@ -1,9 +1,10 @@
 //! Element-wise operations on a product's result become its epilogue: the softcap of the logits.
 
+use gemma4c_ops::Op;
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Epilogue, Kind, Product};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

@@ -1,9 +1,10 @@
 //! Fuses the chosen experts' down product with their weighted sum: the experts' separate results are never stored.
 
+use gemma4c_ops::Op;
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::Kind;
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass =
@@ -17,8 +18,8 @@ fn run(fused: &mut Fused, log: &mut Log) {
         let (Op::ExpertSum { scale }, &[down, routing]) = (graph.node(sum).op, &graph.node(sum).inputs[..]) else {
             continue;
         };
-        let Op::ExpertMatMul { weight, part } = graph.node(down).op else { continue };
-        let whole = part.first == 0 && part.len as u64 == graph.weight(weight).dim(1);
+        let Op::ExpertMatMul { weight, first, len } = graph.node(down).op else { continue };
+        let whole = first == 0 && len as u64 == graph.weight(weight).dim(1);
         if !whole || graph.node(down).inputs[1] != routing || fused.sole_user(down) != Some(sum) {
             log.refuse(graph.full_name(sum), "the experts' results are not those of one whole tensor for it alone");
             continue;

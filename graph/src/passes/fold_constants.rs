@@ -1,13 +1,15 @@
-//! Folds constant factors: a factor of 1 is dropped, two consecutive factors become one, and a factor after a gather becomes part of it.
+//! Folds constant factors: a factor of 1 is dropped, two consecutive factors become one, and a factor after a gather
+//! becomes part of it.
 //!
-//! A factor never moves into a stored tensor. For the embedding's factor it would be tempting, but the table is also the LM head's
-//! matrix, and the logits would be scaled too.
+//! A factor never moves into a stored tensor. For the embedding's factor it would be tempting, but the table is also
+//! the LM head's matrix, and the logits would be scaled too.
+
+use gemma4c_ops::Op;
 
 use crate::dataflow::needed_by;
 use crate::fused::Fused;
 use crate::graph::{Graph, NodeId};
 use crate::kinds::Kind;
-use crate::op::Op;
 use crate::passes::{Goal, Log, Pass, Run};
 
 pub const FOLD: Pass = Pass {

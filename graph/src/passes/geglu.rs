@@ -1,9 +1,10 @@
 //! Fuses the gate and up products with `gelu(gate) * up`: of a dense MLP, and of the chosen experts.
 
+use gemma4c_ops::Op;
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, Product};
-use crate::op::{Op, Part};
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass =
@@ -42,12 +43,11 @@ fn kind(fused: &Fused, gate: NodeId, up: NodeId, out: NodeId) -> Result<Option<K
             let input = gate_node.inputs[0];
             Ok(Some(Kind::Product(Product { geglu: true, ..Product::new(input, vec![gate, up]) })))
         }
-        (Op::ExpertMatMul { weight: a, part: first }, Op::ExpertMatMul { weight: b, part: second }) => {
-            let half = first.len;
+        (Op::ExpertMatMul { weight: a, first: start, len: half }, Op::ExpertMatMul { weight: b, first, len }) => {
             if gate_node.inputs != up_node.inputs {
                 return Err("gate and up read different values".into());
             }
-            if a != b || first.first != 0 || second != (Part { first: half, len: half }) {
+            if a != b || [start, first, len] != [0, half, half] {
                 return Err("gate and up are not the two halves of one tensor".into());
             }
             Ok(Some(Kind::ExpertGateUp {

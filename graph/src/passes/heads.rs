@@ -1,11 +1,13 @@
 //! Fuses what lies between the QKV product and attention: head norms, RoPE and the store into the KV cache.
 //!
-//! A layer that shares another's keys has queries only; the others have queries, keys and values, where the values may be the raw keys.
+//! A layer that shares another's keys has queries only; the others have queries, keys and values, where the values may
+//! be the raw keys.
+
+use gemma4c_ops::Op;
 
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Heads, KeyValueHeads, Kind, QueryHeads};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

@@ -1,9 +1,11 @@
-//! Products of the same activations with matrices of the same type become one: queries, keys and values take one launch.
+//! Products of the same activations with matrices of the same type become one: queries, keys and values take one
+//! launch.
+
+use gemma4c_ops::Op;
 
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, Product};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

@@ -1,11 +1,13 @@
 //! The passes: what turns the declared graph into groups that a kernel computes.
 //!
-//! They are values in one list, run in its order, and each can be switched off by name. A pass rewrites the graph or merges
-//! groups, and reports what it did and what it refused and why. None of them knows a kernel, a type of GPU or a number of
-//! rows beyond the graph's own: passes that do follow them, phase by phase, in the crate that has the kernels.
+//! They are values in one list, run in its order, and each can be switched off by name. A pass rewrites the graph or
+//! merges groups, and reports what it did and what it refused and why. None of them knows a kernel, a type of GPU or a
+//! number of rows beyond the graph's own: passes that do follow them, phase by phase, in the crate that has the
+//! kernels.
 //!
-//! Two things need no pass here, unlike in other engines: a layer that shares keys and values reads the cache node of the layer
-//! that owns them, and values that are the keys' projection read the same product. There is no copy to remove.
+//! Two things need no pass here, unlike in other engines: a layer that shares keys and values reads the cache node of
+//! the layer that owns them, and values that are the keys' projection read the same product. There is no copy to
+//! remove.
 
 mod clips;
 mod dead_rows;

@@ -1,13 +1,15 @@
-//! Fuses what lies between two products: the norm of the update, the residual addition, the layer's scale and the next norm.
+//! Fuses what lies between two products: the norm of the update, the residual addition, the layer's scale and the next
+//! norm.
 //!
-//! The pattern starts at an addition `residual + norm(x)`. If x is itself a sum of two normed branches (the dense and the expert
-//! half of a mixture), their norms belong to it. So do a scale of the whole residual after the addition and the first norm that
-//! reads the result. All other norms stay groups of their own.
+//! The pattern starts at an addition `residual + norm(x)`. If x is itself a sum of two normed branches (the dense and
+//! the expert half of a mixture), their norms belong to it. So do a scale of the whole residual after the addition and
+//! the first norm that reads the result. All other norms stay groups of their own.
+
+use gemma4c_ops::{Op, WeightId};
 
 use crate::fused::Fused;
-use crate::graph::{NodeId, WeightId};
+use crate::graph::NodeId;
 use crate::kinds::{Branch, Kind, Norm, Residual};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

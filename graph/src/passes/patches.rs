@@ -1,11 +1,12 @@
-//! Fuses what lies between the QKV product of patches and their attention: bounds, head norms and the rotation by column and row; and attention with the bounds of the
-//! product that reads it.
+//! Fuses what lies between the QKV product of patches and their attention: bounds, head norms and the rotation by
+//! column and row; and attention with the bounds of the product that reads it.
+
+use gemma4c_ops::{Op, WeightId};
 
 use super::clips::{absorbed, within};
 use crate::fused::Fused;
-use crate::graph::{NodeId, WeightId};
+use crate::graph::NodeId;
 use crate::kinds::{Clip, Kind, PatchHeads};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

@@ -1,10 +1,11 @@
-//! The per-layer gate: GELU and the multiplication with the layer's slice of the per-layer inputs become the product's epilogue.
-//! The slice is read in place.
+//! The per-layer gate: GELU and the multiplication with the layer's slice of the per-layer inputs become the product's
+//! epilogue. The slice is read in place.
+
+use gemma4c_ops::Op;
 
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Epilogue, Kind, Product};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

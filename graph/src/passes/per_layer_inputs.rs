@@ -1,9 +1,10 @@
 //! Fuses the per-layer inputs of all layers: the projection's norm, the table's row, their sum and three factors.
 
+use gemma4c_ops::Op;
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, PerLayerInputs};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {

@@ -1,9 +1,10 @@
 //! Fuses a mixture's router, from the residual to the chosen experts. All of it is f32.
 
+use gemma4c_ops::Op;
+
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, Router};
-use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass =

@@ -1,7 +1,7 @@
 //! Every pass on a graph made for it: what it fuses, what it leaves alone, and the reason a person is given.
 //!
-//! A case is one graph in two versions, with and without an obstacle, because a pass that never applies would pass every
-//! test of what it refuses. The passes on whole models are a test of the program's.
+//! A case is one graph in two versions, with and without an obstacle, because a pass that never applies would pass
+//! every test of what it refuses. The passes on whole models are a test of the program's.
 
 mod cases;
 
@@ -11,7 +11,8 @@ use cases::{CASES, named, rows};
 use gemma4c_blocks::DType::F32;
 use gemma4c_graph::passes::{Goal, Log, PASSES, fuse};
 use gemma4c_graph::{
-    Builder, Cache, Epilogue, Fused, Graph, GroupError, Kind, Product, Rows, Value, fused_text, verify, verify_groups,
+    Builder, Cache, Epilogue, Fused, Graph, GroupError, Kind, Product, RowCount, Value, fused_text, verify,
+    verify_groups,
 };
 
 fn build(declare: impl FnOnce(&mut Builder) -> Value) -> Graph {
@@ -109,14 +110,14 @@ fn rows_that_nobody_needs_are_not_computed() {
     let (fused, log) = alone("dead-rows", &graph, Goal::Prefill);
     check(&fused);
     assert!(log.applied > 10 && log.refused.is_empty(), "{log:?}");
-    let rows_of = |rows: Rows| -> Vec<String> {
+    let rows_of = |rows: RowCount| -> Vec<String> {
         let is_value = |node: &gemma4c_graph::Node| node.ty.rows == rows && !node.name.is_empty();
         let ids = fused.graph.iter().filter(|(_, node)| is_value(node)).map(|(id, _)| id);
         ids.map(|id| fused.graph.full_name(id)).collect()
     };
     let for_all = ["rows.tokens", "rows", "blk.0.k_raw", "blk.0.k.rms_norm", "blk.0.k", "blk.0.v", "blk.0.kv"];
-    assert_eq!(rows_of(Rows::Chunk), for_all);
-    let asked = rows_of(Rows::Asked);
+    assert_eq!(rows_of(RowCount::Chunk), for_all);
+    let asked = rows_of(RowCount::Asked);
     assert_eq!(asked[0], "rows.asked", "taken from the rows themselves: {asked:?}");
     assert!(asked.contains(&"blk.0.q".into()) && asked.contains(&"blk.1.mixed".into()), "{asked:?}");
     assert_eq!(fused.graph.nodes.iter().filter(|n| n.op == gemma4c_graph::Op::TakeAsked).count(), 1, "{asked:?}");

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use gemma4c_blocks::DType::F32;
 use gemma4c_graph::{
-    Builder, Cache, CacheId, Elem, Graph, NodeId, Op, Part, Rows, Type, Value, VerifyError, WeightId, verify,
+    Builder, Cache, CacheId, Elem, Graph, NodeId, Op, Part, RowCount, Type, Value, VerifyError, WeightId, verify,
 };
 
 /// Names a node as `#[dataflow]` would.
@@ -343,7 +343,7 @@ const BREAKS: [(&str, Break, IsExpected); 14] = [
     ),
     (
         "a type that is not the node's",
-        |g| g.nodes[1].ty = Type::f32(Rows::Chunk, 9),
+        |g| g.nodes[1].ty = Type::f32(RowCount::Chunk, 9),
         |e| matches!(e, VerifyError::WrongType { .. }),
     ),
     (

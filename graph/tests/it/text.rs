@@ -1,5 +1,5 @@
-//! The two pictures of a graph that people read: the folded text and the drawing. The model here is made up to have every
-//! feature of the text in few lines; the real models' texts are snapshots of the whole program's tests.
+//! The two pictures of a graph that people read: the folded text and the drawing. The model here is made up to have
+//! every feature of the text in few lines; the real models' texts are snapshots of the whole program's tests.
 
 use gemma4c_blocks::DType::{F32, Q8_0};
 use gemma4c_graph::{Builder, Cache, Graph, Value, to_dot, to_text};
@@ -11,7 +11,8 @@ fn named(g: &mut Builder, name: &str, build: impl FnOnce(&mut Builder) -> Value)
     value
 }
 
-/// Six layers: 0, 1, 2 and 4 alike, 3 wider inside, 5 with the keys of layer 3. Each takes its slice of a value made before.
+/// Six layers: 0, 1, 2 and 4 alike, 3 wider inside, 5 with the keys of layer 3. Each takes its slice of a value made
+/// before.
 fn model() -> Graph {
     let mut g = Builder::new();
     let table = g.weight("token_embd.weight", Q8_0, &[32, 100]);

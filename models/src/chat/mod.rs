@@ -1,14 +1,15 @@
 //! Chat templates: a conversation to the text the model was trained on, through the Jinja text in the model's own file.
 //!
-//! The environment is the one that Hugging Face transformers renders templates in, so that the result is the same to the
-//! byte: block trimming, Python's methods on strings and maps, Python's way to print values, loop controls, `tojson`
-//! and `raise_exception`. Thinking is off unless the option `enable_thinking` is set to true.
+//! The environment is the one that Hugging Face transformers renders templates in, so that the result is the same to
+//! the byte: block trimming, Python's methods on strings and maps, Python's way to print values, loop controls,
+//! `tojson` and `raise_exception`. Thinking is off unless the option `enable_thinking` is set to true.
 //!
 //! A template comes from a file and is not trusted: it reaches nothing but its arguments, and its fuel is limited. What
 //! fuel does not limit is the length of one string, which a template that doubles it on purpose can make huge.
 //!
-//! Two things are done to a conversation first. Thoughts get every name that templates read them by, as transformers does it ([`thoughts`]).
-//! Tool results get the names of their functions, and go into the model's turn where the template would give them one of their own ([`results`]).
+//! Two things are done to a conversation first. Thoughts get every name that templates read them by, as transformers
+//! does it ([`thoughts`]). Tool results get the names of their functions, and go into the model's turn where the
+//! template would give them one of their own ([`results`]).
 //!
 //! The rendered text spells control tokens, the one at the beginning included: encode it with `parse_special` and
 //! without `add_bos`. Nothing escapes control tokens that a message spells itself.
@@ -24,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// Instructions a rendering may take, which is seconds. Google's template looks back through all messages for each one: a
-/// thousand take it 3.7 million instructions, and more than three thousand may come.
+/// Instructions a rendering may take, which is seconds. Google's template looks back through all messages for each one:
+/// a thousand take it 3.7 million instructions, and more than three thousand may come.
 const FUEL: u64 = 50_000_000;
 
 /// The same of a trial with three short messages, which takes a few thousand.
@@ -64,8 +65,9 @@ impl Message {
         Message { role: role.into(), content: Value::String(text.into()), more: Map::new() }
     }
 
-    /// Makes objects of the arguments of calls that are JSON in a text, as clients send them: templates write an object as the model wrote it.
-    /// It is not done on the way to the template, since JSON can spell a marker in escapes. Whoever quotes messages does it before.
+    /// Makes objects of the arguments of calls that are JSON in a text, as clients send them: templates write an object
+    /// as the model wrote it. It is not done on the way to the template, since JSON can spell a marker in escapes.
+    /// Whoever quotes messages does it before.
     pub fn parse_arguments(&mut self) {
         let calls = self.more.get_mut("tool_calls").and_then(Value::as_array_mut);
         for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {

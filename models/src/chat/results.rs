@@ -1,15 +1,17 @@
 //! Results of tools, for templates that know no message of the role `tool`.
 //!
-//! A model of Gemma 4 gets a result within its own turn, right behind the call. Google's first templates write a message of the role `tool` as
-//! a turn `<|turn>tool`, which no model was trained on; a result they take from the field `tool_responses` of the assistant's message.
-//! So results are moved there, and the model's turn becomes what the later template makes of it:
+//! A model of Gemma 4 gets a result within its own turn, right behind the call. Google's first templates write a
+//! message of the role `tool` as a turn `<|turn>tool`, which no model was trained on; a result they take from the field
+//! `tool_responses` of the assistant's message. So results are moved there, and the model's turn becomes what the later
+//! template makes of it:
 //!
 //! ```text
 //! <|turn>model  <|tool_call>…<tool_call|> <|tool_response>…<tool_response|>  It is 21.  <turn|>
 //! ```
 //!
-//! The first templates also open a turn for every message of the assistant. What the model said before a call and what it said after a
-//! result are messages of their own, so their turns are joined in the rendered text. A conversation without results is left alone.
+//! The first templates also open a turn for every message of the assistant. What the model said before a call and what
+//! it said after a result are messages of their own, so their turns are joined in the rendered text. A conversation
+//! without results is left alone.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,13 +20,15 @@ use serde_json::{Map, Value, json};
 
 use super::{ChatError, ChatTemplate, Message};
 
-/// Unicode reserves it for use inside a program. It ends a text that is continued by the next message, and is taken out of messages.
+/// Unicode reserves it for use inside a program. It ends a text that is continued by the next message, and is taken out
+/// of messages.
 const CONTINUED: char = '\u{FDD1}';
 
 /// Whether a template gives results a turn of their own, and would take them in the assistant's message.
 ///
-/// It is tried: whatever a template's text is, it is wrong to send it messages of the role `tool` exactly if a turn `<|turn>tool` comes out.
-/// A comment that only the later template has would also tell them apart, until somebody edits the comments.
+/// It is tried: whatever a template's text is, it is wrong to send it messages of the role `tool` exactly if a turn
+/// `<|turn>tool` comes out. A comment that only the later template has would also tell them apart, until somebody edits
+/// the comments.
 pub(super) fn have_a_turn_of_their_own(template: &ChatTemplate) -> bool {
     const RESULT: &str = "result of the trial";
     let render = |messages: &[Message]| template.render_as_given(messages, &[], false, &Map::new()).unwrap_or_default();
@@ -41,7 +45,8 @@ pub(super) fn is_result(message: &Message) -> bool {
     message.role == "tool"
 }
 
-/// Every result with the name of the function that gave it, which templates cannot always find out. One without its call is refused.
+/// Every result with the name of the function that gave it, which templates cannot always find out. One without its
+/// call is refused.
 pub(super) fn with_names(mut messages: Cow<'_, [Message]>) -> Result<Cow<'_, [Message]>, ChatError> {
     let (mut names, mut called) = (Vec::new(), Called::default());
     for (index, message) in messages.iter().enumerate() {
@@ -75,7 +80,8 @@ impl<'a> Called<'a> {
         Called { in_order: called.iter().map(|(_, name)| *name).collect(), by_id, results: 0 }
     }
 
-    /// That of the call with the result's id; else the one that the result names. Results without ids come in the order of the calls.
+    /// That of the call with the result's id; else the one that the result names. Results without ids come in the order
+    /// of the calls.
     fn function_of_next(&mut self, result: &'a Message) -> Option<&'a str> {
         let text = |field: &str| result.more.get(field).and_then(Value::as_str);
         let own = text("name").filter(|_| !self.in_order.is_empty());
@@ -128,7 +134,8 @@ pub(super) fn move_into_turns(messages: &[Message]) -> Vec<Message> {
     moved
 }
 
-/// An object is written field by field, and a text as it is, even where it is JSON: so does the later template. Of parts the texts count.
+/// An object is written field by field, and a text as it is, even where it is JSON: so does the later template. Of
+/// parts the texts count.
 fn body(content: &Value) -> Value {
     match content {
         Value::Array(parts) if parts.iter().all(|part| part["type"].is_string()) => {

@@ -1,7 +1,7 @@
 //! Thoughts of earlier answers under the names that templates read them by.
 //!
-//! Google's interleaved template reads `reasoning_content`, the later one also `reasoning`; clients send one of these, or `thinking`. transformers
-//! copies thoughts from one name to another in the same way.
+//! Google's interleaved template reads `reasoning_content`, the later one also `reasoning`; clients send one of these,
+//! or `thinking`. transformers copies thoughts from one name to another in the same way.
 
 use std::borrow::Cow;
 

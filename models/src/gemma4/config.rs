@@ -1,7 +1,8 @@
 //! What a file says about its model: from metadata and the list of tensors alone, nothing known per size.
 //!
-//! Two facts have no key of their own. The vocabulary is as large as the embedding table (or, in a file without tensors, as
-//! the token list); and a global layer that owns keys but has no `attn_v` takes its values from the key projection.
+//! Two facts have no key of their own. The vocabulary is as large as the embedding table (or, in a file without
+//! tensors, as the token list); and a global layer that owns keys but has no `attn_v` takes its values from the key
+//! projection.
 
 use crate::gguf::{GgufError, Header};
 
@@ -80,14 +81,15 @@ pub enum ConfigError {
     Unusable { key: &'static str, why: String },
 }
 
-/// No number of a config and no width made of several is larger; products of two then fit in 64 bits with room to spare.
+/// No number of a config and no width made of several is larger; products of two then fit in 64 bits with room to
+/// spare.
 const MOST: u32 = 1 << 24;
 /// More layers than any model has, and few enough that listing what all of them lack takes little room.
 pub(super) const MOST_LAYERS: u32 = 1024;
 
 impl Config {
-    /// Whether soft tokens of a picture see each other in sliding layers. The text's file has no key for it: models with per-layer embeddings
-    /// read pictures like text, the others do not.
+    /// Whether soft tokens of a picture see each other in sliding layers. The text's file has no key for it: models
+    /// with per-layer embeddings read pictures like text, the others do not.
     pub const fn sees_ahead(&self) -> bool {
         self.per_layer_width.is_none()
     }
@@ -135,7 +137,8 @@ impl Config {
             key: "gemma4.attention.shared_kv_layers",
             why: format!("is {shared} of {count} layers"),
         })?;
-        // A model has values of their own in all its global layers or in none; where only some lack them, they are missing.
+        // A model has values of their own in all its global layers or in none; where only some lack them, they are
+        // missing.
         let has_values = |i: usize| !sliding[i] && file.tensor(&format!("blk.{i}.attn_v.weight")).is_some();
         let values_from_keys = !(0..first_shared as usize).any(has_values);
         let mut layers = Vec::with_capacity(count as usize);

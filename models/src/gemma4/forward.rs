@@ -25,8 +25,8 @@ pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
     declare(file, config, None)
 }
 
-/// The same of a model whose towers make soft tokens, which stand among the tokens of a text. Per-layer embeddings have no rows for
-/// them and take those of token `pad`.
+/// The same of a model whose towers make soft tokens, which stand among the tokens of a text. Per-layer embeddings have
+/// no rows for them and take those of token `pad`.
 pub fn graph_with_soft_tokens(file: &Header, config: &Config, pad: u32) -> Result<Graph, ModelError> {
     declare(file, config, Some(pad))
 }
@@ -73,8 +73,8 @@ fn embedding(g: &mut Builder, config: &Config, w: &Weights, tokens: Value, has_s
     }
 }
 
-/// The per-layer inputs: for each token a row of the per-layer table plus a projection of the embedding, normalised per layer.
-/// They depend on the embedding alone, so all layers' slices are computed at once, before the first layer.
+/// The per-layer inputs: for each token a row of the per-layer table plus a projection of the embedding, normalised per
+/// layer. They depend on the embedding alone, so all layers' slices are computed at once, before the first layer.
 #[dataflow]
 fn per_layer_inputs(
     g: &mut Builder,
@@ -202,7 +202,8 @@ fn gated(g: &mut Builder, w: &LayerWeights, x: Value) -> Value {
     g.matmul(w.down, product)
 }
 
-/// The dense MLP and the experts side by side; each branch has norms of its own and reads the same residual, as does the router.
+/// The dense MLP and the experts side by side; each branch has norms of its own and reads the same residual, as does
+/// the router.
 #[dataflow]
 fn mixture_of_experts(
     g: &mut Builder,

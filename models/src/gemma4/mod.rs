@@ -1,4 +1,5 @@
-//! Gemma 4: its configuration, its tensors and its forward pass, and those of its towers and drafters. Nothing else in the project names a model's parts.
+//! Gemma 4: its configuration, its tensors and its forward pass, and those of its towers and drafters. Nothing else in
+//! the project names a model's parts.
 
 mod assistant;
 mod audio;

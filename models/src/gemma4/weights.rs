@@ -1,7 +1,7 @@
 //! The tensors of a Gemma 4 model, by name and shape, declared to a graph builder.
 //!
-//! Everything missing or misshapen is collected and reported at once. Tensors that the text model does not need (towers for
-//! images and sound, the unused K/V of layers that share another's) are ignored.
+//! Everything missing or misshapen is collected and reported at once. Tensors that the text model does not need (towers
+//! for images and sound, the unused K/V of layers that share another's) are ignored.
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, WeightId};
@@ -124,7 +124,8 @@ impl<'a> Inventory<'a> {
         self.reshaped(name, dims, dims, only)
     }
 
-    /// A tensor that the file has in the shape `stored`, and the graph in the shape `dims`, of as many values in the same order.
+    /// A tensor that the file has in the shape `stored`, and the graph in the shape `dims`, of as many values in the
+    /// same order.
     pub(super) fn reshaped(&mut self, name: &str, stored: &[u32], dims: &[u32], only: Option<DType>) -> WeightId {
         let [stored, shape] = [stored, dims].map(|dims| dims.iter().map(|d| *d as u64).collect::<Vec<u64>>());
         let dims = stored;

@@ -3,11 +3,12 @@
 
 use gemma4c_blocks::DType;
 
+use super::TensorInfo;
 use super::cursor::Cursor;
 use super::error::{Fault, quoted};
+use super::limits::{MAX_DIMS, MAX_ENTRIES};
 use super::metadata::Entry;
 use super::value::{BadValue, FromValue, Value, ValueType};
-use super::{MAX_DIMS, MAX_ENTRIES, TensorInfo};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 pub(super) const VERSION: u32 = 3;
@@ -31,7 +32,8 @@ pub(super) struct Parsed {
     pub len: usize,
 }
 
-/// Parses the header at the start of `bytes`; its tensors are said to lie in file number `file`, which has `file_len` bytes.
+/// Parses the header at the start of `bytes`; its tensors are said to lie in file number `file`, which has `file_len`
+/// bytes.
 pub(super) fn parse(bytes: &[u8], file: usize, file_len: u64) -> Result<Parsed, Fault> {
     let mut cursor = Cursor::new(bytes);
     let cut = |cursor: &Cursor<'_>, place: String| Fault::Cut { place, at: cursor.position(), len: bytes.len() };

@@ -1,5 +1,5 @@
-//! The bytes of a file: a read-only mapping of all of it, the one place of this crate that is `unsafe`; or the header of a file
-//! that does not exist.
+//! The bytes of a file: a read-only mapping of all of it, the one place of this crate that is `unsafe`; or the header
+//! of a file that does not exist.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -34,8 +34,8 @@ impl Mapping {
         Ok(Mapping::File(map))
     }
 
-    /// Runs something that reads a few pages here and there: a page that is touched brings no others with it, which would be most of a
-    /// model's bytes. Advice that the system does not take costs time and changes no result.
+    /// Runs something that reads a few pages here and there: a page that is touched brings no others with it, which
+    /// would be most of a model's bytes. Advice that the system does not take costs time and changes no result.
     pub fn scattered<T>(maps: &[Arc<Mapping>], read: impl FnOnce() -> T) -> T {
         let advise = |advice| {
             for map in maps {

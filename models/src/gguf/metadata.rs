@@ -5,9 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::MAX_ENTRIES;
 use super::cursor::Cursor;
 use super::error::{GgufError, quoted};
+use super::limits::MAX_ENTRIES;
 use super::map::Mapping;
 use super::value::{Array, FromValue, Value, ValueType};
 

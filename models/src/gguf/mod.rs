@@ -12,6 +12,7 @@
 mod cursor;
 mod error;
 mod header;
+mod limits;
 mod map;
 mod metadata;
 mod split;
@@ -19,25 +20,19 @@ mod value;
 mod writer;
 
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use gemma4c_blocks::DType;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 
 pub use error::{Fault, GgufError};
+pub use limits::{MAX_DIMS, MAX_ENTRIES};
 pub use metadata::Metadata;
 pub use value::{Array, FromValue, Value, ValueType};
 pub use writer::{Body, Element, WriteError, Writer};
 
 use map::Mapping;
-
-/// At most this many metadata keys, tensors, and layers: many times what any model has, and few enough that a
-/// hostile file cannot make the tables large.
-pub const MAX_ENTRIES: u64 = 65_536;
-
-/// Dimensions of a tensor, at most.
-pub const MAX_DIMS: usize = 4;
 
 /// The number of the type of 32-bit integers in a file.
 const GGML_I32: u32 = 26;
@@ -80,8 +75,8 @@ pub struct FileInfo {
     pub header_len: u64,
 }
 
-/// What a model's files say of it: metadata and the table of tensors, without the tensors' data. A model that is only described
-/// ([`Writer::describe`]) has no more than this.
+/// What a model's files say of it: metadata and the table of tensors, without the tensors' data. A model that is only
+/// described ([`Writer::describe`]) has no more than this.
 pub struct Header {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
@@ -123,11 +118,6 @@ impl Deref for Gguf {
 }
 
 impl Gguf {
-    /// Opens the file at `path` and, where it is part of a split model, all other parts beside it.
-    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
-        split::open(path.as_ref())
-    }
-
     /// The bytes of a tensor of this model.
     ///
     /// # Panics

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use super::error::{Fault, GgufError};
 use super::header::{self, Parsed, sorted};
+use super::limits::MAX_ENTRIES;
 use super::map::Mapping;
 use super::metadata::Metadata;
 use super::value::FromValue;
-use super::{FileInfo, Gguf, Header, MAX_ENTRIES};
+use super::{FileInfo, Gguf, Header};
 
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
@@ -24,7 +25,14 @@ struct Part {
     header: Parsed,
 }
 
-pub(super) fn open(path: &Path) -> Result<Gguf, GgufError> {
+impl Gguf {
+    /// Opens the file at `path` and, where it is part of a split model, all other parts beside it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        open(path.as_ref())
+    }
+}
+
+fn open(path: &Path) -> Result<Gguf, GgufError> {
     let given = Part::open(path.into(), 0)?;
     match given.split_key(COUNT) {
         None | Some(0 | 1) => assemble(vec![given]),

@@ -1,8 +1,8 @@
-//! Writes a GGUF file: the header at once, then tensor data by position, from as many threads as the caller has. Or the header
-//! alone, in memory, for whoever asks what such a file would say.
+//! Writes a GGUF file: the header at once, then tensor data by position, from as many threads as the caller has. Or the
+//! header alone, in memory, for whoever asks what such a file would say.
 //!
-//! The file grows under a temporary name beside its final one and is renamed when it is complete. Nobody ever opens half a
-//! model, and a process that has the old file mapped keeps reading the old bytes.
+//! The file grows under a temporary name beside its final one and is renamed when it is complete. Nobody ever opens
+//! half a model, and a process that has the old file mapped keeps reading the old bytes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -203,7 +203,8 @@ impl Writer {
     }
 }
 
-/// A file whose header is written and whose tensors are being filled. Dropped before [`Body::finish`], it leaves nothing.
+/// A file whose header is written and whose tensors are being filled. Dropped before [`Body::finish`], it leaves
+/// nothing.
 #[derive(Debug)]
 pub struct Body {
     file: File,

@@ -1,21 +1,23 @@
 //! A picture's file to its pixels.
 //!
-//! PNG, JPEG, WebP and the first frame of a GIF, told apart by their first bytes. What is transparent lies on white, as in transformers, and
-//! a photograph is turned the way its camera says. Of 16 bits the upper 8 count. Both are Pillow's arithmetic, to the bit. Only grey of 16 bits
-//! without transparency differs: Pillow makes everything white that is brighter than 255 of 65,535.
+//! PNG, JPEG, WebP and the first frame of a GIF, told apart by their first bytes. What is transparent lies on white, as
+//! in transformers, and a photograph is turned the way its camera says. Of 16 bits the upper 8 count. Both are Pillow's
+//! arithmetic, to the bit. Only grey of 16 bits without transparency differs: Pillow makes everything white that is
+//! brighter than 255 of 65,535.
 
 use std::io::Cursor;
 
 use image::error::LimitErrorKind;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits};
 
-use super::{Pixels, Rgb};
+use super::picture::{Pixels, Rgb};
 
 /// Pixels of a picture, at most: more than any camera's, and 200 MB as bytes.
 pub const MOST_PIXELS: u64 = 1 << 26;
 /// Bytes that a decoded pixel may take: transparency and 16 bits for each value are the most a format has.
 const PIXEL_BYTES: u64 = 8;
-/// Bytes that everything but the pixels may take. Colour profiles and texts are compressed, so that a small file may hold large ones.
+/// Bytes that everything but the pixels may take. Colour profiles and texts are compressed, so that a small file may
+/// hold large ones.
 const OTHER_BYTES: u64 = 32 << 20;
 
 /// Why a file gives no picture.
@@ -127,8 +129,8 @@ fn is_svg(bytes: &[u8]) -> bool {
     text.starts_with(b"<") && head.windows(4).any(|four| four == b"<svg")
 }
 
-/// Whether the data of a JPEG end with the mark that ends a picture. Within the data a byte 0xff is followed by a zero, so that the mark is
-/// nothing else; segments before them may hold pictures of their own, with their own marks.
+/// Whether the data of a JPEG end with the mark that ends a picture. Within the data a byte 0xff is followed by a zero,
+/// so that the mark is nothing else; segments before them may hold pictures of their own, with their own marks.
 fn jpeg_ends(bytes: &[u8]) -> bool {
     const START_OF_SCAN: u8 = 0xda;
     let mut at = 2;

@@ -1,4 +1,5 @@
-//! Media for a plan's towers: a file made into what a tower reads, and a place in the prompt for each soft token that becomes of it.
+//! Media for a plan's towers: a file made into what a tower reads, and a place in the prompt for each soft token that
+//! becomes of it.
 
 use gemma4c_plan::{MediaTokens, Medium};
 
@@ -52,8 +53,9 @@ pub struct PlacesError {
     pub given: usize,
 }
 
-/// A prompt as the chat template writes it, with one placeholder a medium, made one with a placeholder for each soft token. `kinds` are the tokens of each
-/// tower, `media` the tower and the soft tokens of each medium, in order. Returns also where each medium's first soft token stands.
+/// A prompt as the chat template writes it, with one placeholder a medium, made one with a placeholder for each soft
+/// token. `kinds` are the tokens of each tower, `media` the tower and the soft tokens of each medium, in order. Returns
+/// also where each medium's first soft token stands.
 pub fn expand(
     prompt: &[u32],
     kinds: &[(Medium, MediaTokens)],

@@ -1,20 +1,24 @@
 //! Samples at another rate: band-limited, by a windowed sinc.
 //!
-//! A sample of the result is a weighted sum of the source's around its time. The weights are a sinc, cut off below the half of the lower rate, under a
-//! Kaiser window. Both rates are whole numbers, so only as many sets of weights occur as the result has samples a second, at most; each is computed once, in f64. Sums are in one order: the
-//! bits are the same on every machine, which the vector code of resampling crates does not give. Tones up to 0.87 of the half of the lower rate come out within 1e-4 of their
-//! amplitude, and those above that half are below 1e-4 (tests hold it to that).
+//! A sample of the result is a weighted sum of the source's around its time. The weights are a sinc, cut off below the
+//! half of the lower rate, under a Kaiser window. Both rates are whole numbers, so only as many sets of weights occur
+//! as the result has samples a second, at most; each is computed once, in f64. Sums are in one order: the bits are the
+//! same on every machine, which the vector code of resampling crates does not give. Tones up to 0.87 of the half of the
+//! lower rate come out within 1e-4 of their amplitude, and those above that half are below 1e-4 (tests hold it to
+//! that).
 
 use rayon::prelude::*;
 
 /// Zeros of the sinc on either side of its peak.
 const ZEROS: f64 = 64.0;
-/// Where the sinc is cut off, in halves of the lower rate; what lies between this and the half itself is the filter's slope.
+/// Where the sinc is cut off, in halves of the lower rate; what lies between this and the half itself is the filter's
+/// slope.
 const CUTOFF: f64 = 0.945;
 /// Of the Kaiser window: how much of what is beyond the cutoff is left.
 const BETA: f64 = 10.0;
 
-/// Sets of weights that are there at once. Rates without a common factor have one for each sample of a second, 6.5 kB each at most: all of them would take 100 MB.
+/// Sets of weights that are there at once. Rates without a common factor have one for each sample of a second, 6.5 kB
+/// each at most: all of them would take 100 MB.
 const TABLES: usize = 1024;
 
 /// The same sound at another rate. Both rates are positive; the same rate changes nothing.
@@ -30,7 +34,8 @@ pub fn at_rate(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
         let inside = 1.0 - (distance * cutoff / ZEROS).powi(2);
         if inside <= 0.0 { 0.0 } else { cutoff * sinc(cutoff * distance) * bessel(BETA * inside.sqrt()) / bessel(BETA) }
     };
-    // The result's n-th sample lies at n * step / phases of the source: at a whole sample and one of `phases` fractions.
+    // The result's n-th sample lies at n * step / phases of the source: at a whole sample and one of `phases`
+    // fractions.
     let weights = |phase: u64| -> Vec<f32> {
         let fraction = phase as f64 / phases as f64;
         (-reach..=reach).map(|k| kernel(k as f64 - fraction) as f32).collect()

@@ -1,11 +1,11 @@
 //! Bicubic resampling as Pillow does it, to the bit: it is what the model was trained on.
 //!
-//! Weights are computed in f64 and rounded to 22 bits behind the point. Columns are resampled first, then rows; what lies between is
-//! rounded to 8 bits. Each pass is an integer sum, so that neither order nor machine matters.
+//! Weights are computed in f64 and rounded to 22 bits behind the point. Columns are resampled first, then rows; what
+//! lies between is rounded to 8 bits. Each pass is an integer sum, so that neither order nor machine matters.
 
 use rayon::prelude::*;
 
-use super::{Pixels, Rgb};
+use super::picture::{Pixels, Rgb};
 
 /// Bits behind the point of a weight: eight are the pixel's, and two are left for sums beyond its range.
 const PRECISION: u32 = 32 - 8 - 2;

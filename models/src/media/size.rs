@@ -1,20 +1,26 @@
 //! The size that a picture is brought to: as large as a budget of soft tokens allows, up or down, its proportions kept.
 
-use super::{Cut, PictureError};
+use super::decode::PictureError;
+use super::picture::Pixels;
 
 /// Soft tokens of a picture, at most: the values that the model was trained with.
 pub const BUDGETS: [u32; 5] = [70, 140, 280, 560, 1120];
 /// Where nobody says.
 pub const USUAL_BUDGET: u32 = 280;
 
-/// A picture's size.
+/// How a tower wants its pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pixels {
-    pub width: u32,
-    pub height: u32,
+pub struct Cut {
+    /// Pixels along a patch.
+    pub patch: u32,
+    /// Patches along the square of a soft token.
+    pub pool: u32,
+    /// Soft tokens of a picture, at most.
+    pub budget: u32,
 }
 
-/// The largest size with the picture's proportions whose sides are whole squares of soft tokens, no more of them than the budget.
+/// The largest size with the picture's proportions whose sides are whole squares of soft tokens, no more of them than
+/// the budget.
 pub fn target_size(from: Pixels, cut: Cut) -> Result<Pixels, PictureError> {
     let unit = cut.patch * cut.pool;
     let (width, height) = (f64::from(from.width), f64::from(from.height));

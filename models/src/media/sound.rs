@@ -1,7 +1,7 @@
 //! A sound's file to samples: one channel, 16,000 a second.
 //!
-//! WAV, FLAC and MP3, told apart by their first bytes. Channels are averaged. Files are not trusted: a file is decoded packet by packet,
-//! and no further than the longest sound that is read.
+//! WAV, FLAC and MP3, told apart by their first bytes. Channels are averaged. Files are not trusted: a file is decoded
+//! packet by packet, and no further than the longest sound that is read.
 
 use std::io::Cursor;
 

@@ -1,8 +1,8 @@
 //! Turns random bytes into the data of a tensor of a given type and size of values.
 //!
-//! Nothing is quantised: the codes of a block are random bits as they come, and only its scales are overwritten. Where the
-//! scales lie comes from the layout table; how large the codes are on average is measured once per format by decoding a
-//! few, so that no format needs a number of its own here.
+//! Nothing is quantised: the codes of a block are random bits as they come, and only its scales are overwritten. Where
+//! the scales lie comes from the layout table; how large the codes are on average is measured once per format by
+//! decoding a few, so that no format needs a number of its own here.
 
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale, reference};
 use half::{bf16, f16};
@@ -180,8 +180,8 @@ fn put_bits(block: &mut [u8], plane: Plane, i: usize, bits: usize) {
 impl Blocks {
     fn new(dtype: DType, scale: f32) -> Blocks {
         let layout = dtype.layout();
-        // Factors from half to one and a half of `scale`. Formats without a minimum have codes that lean to one side, so half
-        // of their blocks are turned over: a lean common to all rows would grow from layer to layer.
+        // Factors from half to one and a half of `scale`. Formats without a minimum have codes that lean to one side,
+        // so half of their blocks are turned over: a lean common to all rows would grow from layer to layer.
         let factor = |i: usize| {
             let size = scale * (0.5 + (i % 128) as f32 / 127.0);
             if i >= 128 && layout.minimum == Minimum::Zero { -size } else { size }
@@ -280,7 +280,8 @@ pub(super) fn unit_rms(dtype: DType) -> f32 {
 mod tests {
     use super::*;
 
-    /// In whatever piece a massive channel lies, it is set, in blocks as nearly as their codes can; no other value changes.
+    /// In whatever piece a massive channel lies, it is set, in blocks as nearly as their codes can; no other value
+    /// changes.
     #[test]
     fn massive_channels_are_set_and_no_others() {
         let row = 512;

@@ -1,13 +1,14 @@
 //! Every tensor of a model: its name, shape, type, and what random numbers suit it.
 //!
-//! The scales keep activations sane at any depth. Norms undo whatever a matrix does to the size of a vector, so what is left to
-//! choose is how sharp attention and router are, how fast the residual forgets its input, and how wide the
+//! The scales keep activations sane at any depth. Norms undo whatever a matrix does to the size of a vector, so what is
+//! left to choose is how sharp attention and router are, how fast the residual forgets its input, and how wide the
 //! logits spread; see the constants.
 //!
-//! Massive channels are asked for by their size. Trained models have a few channels of the residual that are thousands of times
-//! the others, and about the same for every token; random ones have none. Here the first layer's feed-forward makes them: its up
-//! is its gate again, so that no hidden value is negative, and its down adds all of them up in these channels. The norms that
-//! read the residual from then on weigh them down, and the per-layer gate, which reads it without a norm, has no weights there.
+//! Massive channels are asked for by their size. Trained models have a few channels of the residual that are thousands
+//! of times the others, and about the same for every token; random ones have none. Here the first layer's feed-forward
+//! makes them: its up is its gate again, so that no hidden value is negative, and its down adds all of them up in these
+//! channels. The norms that read the residual from then on weigh them down, and the per-layer gate, which reads it
+//! without a norm, has no weights there.
 
 use gemma4c_blocks::DType;
 
@@ -52,8 +53,8 @@ pub(super) enum Fill {
     EveryToken,
 }
 
-/// The rms of an embedding row, scaled by √d, relative to what a layer adds to the residual. It is small: otherwise the tied LM head
-/// would see its own input again, and a short model would only repeat it.
+/// The rms of an embedding row, scaled by √d, relative to what a layer adds to the residual. It is small: otherwise the
+/// tied LM head would see its own input again, and a short model would only repeat it.
 const EMBEDDING: f32 = 0.125;
 /// Standard deviation of the logits.
 const LOGITS: f32 = 3.0;
@@ -141,8 +142,9 @@ impl List {
         }
     }
 
-    /// A norm of the residual before layer `layer`. With massive channels its weights damp them. They also dominate the rms it divides
-    /// by, so the other channels get larger weights, most in the first layers: the residual grows with every layer.
+    /// A norm of the residual before layer `layer`. With massive channels its weights damp them. They also dominate the
+    /// rms it divides by, so the other channels get larger weights, most in the first layers: the residual grows with
+    /// every layer.
     fn residual_norm(&mut self, name: &str, shape: &Shape, layer: u32, centre: f32) {
         let added = layer * if shape.ple > 0 { 3 } else { 2 };
         let centre = match self.massive.filter(|_| layer > 0) {

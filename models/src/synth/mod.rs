@@ -7,8 +7,10 @@
 //! threads nor their order shows.
 
 mod drafter;
+mod error;
 mod fill;
 mod inventory;
+mod list;
 mod metadata;
 mod preset;
 mod random;
@@ -23,15 +25,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gemma4c_blocks::DType;
-use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::gguf::{Body, Gguf, GgufError, Header, WriteError, Writer};
+use crate::gguf::{Body, Gguf, Header, WriteError, Writer};
 use fill::Filler;
 use inventory::{Fill, Massive};
 use random::Lanes;
 use types::name_in_layer;
 
+pub use error::SynthError;
 pub use inventory::TensorSpec;
 pub use preset::Preset;
 pub use types::Types;
@@ -47,7 +49,8 @@ pub struct Options {
     pub layers: Option<u32>,
     /// A GGUF file whose vocabulary is taken; otherwise one is generated.
     pub vocab: Option<PathBuf>,
-    /// How many times larger than the others a few channels of the residual are, as in trained models; none if not given.
+    /// How many times larger than the others a few channels of the residual are, as in trained models; none if not
+    /// given.
     pub massive: Option<f32>,
     /// The model's drafter instead of the model.
     pub drafter: bool,
@@ -67,22 +70,6 @@ pub struct Summary {
     pub tensors: usize,
     pub parameters: u64,
     pub file_bytes: u64,
-}
-
-#[derive(Debug, Error)]
-pub enum SynthError {
-    #[error("{preset} with {layers} layers: it must have {least} to {most}")]
-    Layers { preset: &'static str, layers: u32, least: u32, most: u32 },
-    #[error("massive channels of {0} times the others: it must be 1 to 100000")]
-    Massive(f32),
-    #[error("the vocabulary: {0}")]
-    Vocabulary(GgufError),
-    #[error(transparent)]
-    Described(GgufError),
-    #[error("{} has a vocabulary of {tokens} tokens; expected 1 to {limit}", path.display(), limit = u32::MAX)]
-    VocabularySize { path: PathBuf, tokens: usize },
-    #[error(transparent)]
-    Write(#[from] WriteError),
 }
 
 /// Bytes a thread makes before it writes them: few enough to stay in its cache.
@@ -119,8 +106,8 @@ pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
     })
 }
 
-/// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes in all,
-/// from any of them.
+/// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes
+/// in all, from any of them.
 pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Summary, SynthError> {
     let (body, tensors, summary) = create(options, out)?;
     fill_tensors(&tensors, &body, options.seed, progress)?;
@@ -144,15 +131,16 @@ pub fn write_projector(
     Ok(summary)
 }
 
-/// Writes everything but the numbers: a file of the full size whose weights are zeros that no disk block backs. Enough for
-/// whatever reads metadata and shapes alone, at any size, in milliseconds.
+/// Writes everything but the numbers: a file of the full size whose weights are zeros that no disk block backs. Enough
+/// for whatever reads metadata and shapes alone, at any size, in milliseconds.
 pub fn write_header(options: &Options, out: &Path) -> Result<Summary, SynthError> {
     let (body, _, summary) = create(options, out)?;
     body.finish()?;
     Ok(summary)
 }
 
-/// What the file of a model of full size would say, without a file and without a vocabulary: enough for its config and its graph.
+/// What the file of a model of full size would say, without a file and without a vocabulary: enough for its config and
+/// its graph.
 pub fn describe(preset: Preset, types: Types) -> Result<Header, SynthError> {
     let (shape, dtype) = (preset.shape(None)?, types.base());
     let mut writer = Writer::new();

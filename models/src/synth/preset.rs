@@ -1,9 +1,9 @@
 //! The shapes models come in: the five real sizes, and a tiny one of each kind for tests and demos.
 //!
-//! These numbers feed the writer of random models only. Nothing that reads a model looks here: a reader takes its shape from
-//! the file, and the two meet in the tests.
+//! These numbers feed the writer of random models only. Nothing that reads a model looks here: a reader takes its shape
+//! from the file, and the two meet in the tests.
 
-use super::SynthError;
+use super::error::SynthError;
 
 /// A model whose shape is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,8 +129,8 @@ impl Preset {
         self.full_shape().layers
     }
 
-    /// The least layers that keep the model's kind: one sliding and one global layer that own their keys and values, and
-    /// one that shares them where the model has such.
+    /// The least layers that keep the model's kind: one sliding and one global layer that own their keys and values,
+    /// and one that shares them where the model has such.
     pub fn least_layers(self) -> u32 {
         if self.full_shape().shared > 0 { 3 } else { 2 }
     }
@@ -163,8 +163,8 @@ impl Preset {
         }
     }
 
-    /// The shape with so many layers. A short model keeps the share of layers that own their keys and values, ends them with
-    /// a global layer as the real ones do, and puts its global layers closer together where it would have none.
+    /// The shape with so many layers. A short model keeps the share of layers that own their keys and values, ends them
+    /// with a global layer as the real ones do, and puts its global layers closer together where it would have none.
     pub(super) fn shape(self, layers: Option<u32>) -> Result<Shape, SynthError> {
         let full = self.full_shape();
         let layers = layers.unwrap_or(full.layers);

@@ -26,8 +26,8 @@ impl Lanes {
         rest.copy_from_slice(&last[0][..rest.len()]);
     }
 
-    /// On its own, with its lanes in a local and one loop an operation: so it becomes vector instructions and nothing else.
-    /// The obvious form of it is three times slower; measure before you touch it.
+    /// On its own, with its lanes in a local and one loop an operation: so it becomes vector instructions and nothing
+    /// else. The obvious form of it is three times slower; measure before you touch it.
     #[inline(never)]
     fn fill_steps(&mut self, out: &mut [[u8; STEP]]) {
         let mut lanes = self.0;

@@ -3,8 +3,8 @@
 use gemma4c_blocks::DType;
 
 use super::inventory::Fill;
+use super::list::List;
 use super::preset::Preset;
-use super::tower::List;
 use crate::gguf::{WriteError, Writer};
 
 /// A conformer, or frames of samples that are projected as they are.

@@ -1,11 +1,14 @@
-//! Random projector files (mmproj): the towers of the real sizes, and tiny ones. Those for sound are in [`sound`](super::sound).
+//! Random projector files (mmproj): the towers of the real sizes, and tiny ones. Those for sound are in
+//! [`sound`](super::sound).
 //!
-//! The numbers keep activations sane: norms undo whatever a matrix does to the size of a vector. Bounds of clipped products are far outside, so that few values meet them.
+//! The numbers keep activations sane: norms undo whatever a matrix does to the size of a vector. Bounds of clipped
+//! products are far outside, so that few values meet them.
 
 use gemma4c_blocks::DType;
 
-use super::SynthError;
-use super::inventory::{Fill, Massive, TensorSpec};
+use super::error::SynthError;
+use super::inventory::{Fill, TensorSpec};
+use super::list::List;
 use super::preset::{Preset, Shape};
 use super::sound::SoundShape;
 use crate::gguf::{WriteError, Writer};
@@ -73,12 +76,12 @@ impl TowerShape {
     }
 
     pub fn tensors(&self, dtype: DType) -> Vec<TensorSpec> {
-        let mut list = List { tensors: Vec::new(), dtype };
+        let mut list = List::new(dtype);
         let width = self.width;
         match self.encoder {
             Some(encoder) => {
                 list.push("v.patch_embd.weight", &[PATCH, PATCH, 3, width], DType::F32, Fill::Symmetric { rms: 0.05 });
-                (0..encoder.layers).for_each(|layer| list.layer(encoder, width, layer));
+                (0..encoder.layers).for_each(|layer| push_layer(&mut list, encoder, width, layer));
                 if encoder.standardised {
                     list.push("v.std_bias", &[width], DType::F32, Fill::Symmetric { rms: 1.0 });
                     list.vector("v.std_scale", width, 0.5, 1.5);
@@ -106,60 +109,26 @@ impl TowerShape {
     }
 }
 
-pub(super) struct List {
-    tensors: Vec<TensorSpec>,
-    dtype: DType,
-}
-
-impl List {
-    pub fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
-        let dims = dims.iter().map(|&dim| dim.into()).collect();
-        let (name, random, massive) = (name.to_owned(), name.to_owned(), Massive::Untouched);
-        self.tensors.push(TensorSpec { name, dims, dtype, fill, random, massive });
+fn push_layer(list: &mut List, encoder: Encoder, width: u32, layer: u32) {
+    let Encoder { heads, ffn, .. } = encoder;
+    let named = |tensor: &str| format!("v.blk.{layer}.{tensor}");
+    for norm in ["ln1", "ln2", "attn_post_norm", "ffn_post_norm"] {
+        list.vector(&named(&format!("{norm}.weight")), width, 0.5, 1.5);
     }
-
-    pub fn vector(&mut self, name: &str, len: u32, low: f32, high: f32) {
-        self.push(name, &[len], DType::F32, Fill::Between { low, high });
+    for norm in ["attn_q_norm", "attn_k_norm"] {
+        list.vector(&named(&format!("{norm}.weight")), width / heads, 0.2, 0.6);
     }
-
-    /// A matrix that keeps the size of what it is applied to. Rows that are no whole blocks are not quantised.
-    pub fn matrix(&mut self, name: &str, inputs: u32, outputs: u32) {
-        let dtype = if self.dtype.row_bytes(inputs.into()).is_some() { self.dtype } else { DType::BF16 };
-        let fill = Fill::Symmetric { rms: 1.0 / (inputs as f32).sqrt() };
-        self.push(name, &[inputs, outputs], dtype, fill);
-    }
-
-    fn layer(&mut self, encoder: Encoder, width: u32, layer: u32) {
-        let Encoder { heads, ffn, .. } = encoder;
-        let named = |tensor: &str| format!("v.blk.{layer}.{tensor}");
-        for norm in ["ln1", "ln2", "attn_post_norm", "ffn_post_norm"] {
-            self.vector(&named(&format!("{norm}.weight")), width, 0.5, 1.5);
-        }
-        for norm in ["attn_q_norm", "attn_k_norm"] {
-            self.vector(&named(&format!("{norm}.weight")), width / heads, 0.2, 0.6);
-        }
-        let matrices = [
-            ("attn_q", width, width),
-            ("attn_k", width, width),
-            ("attn_v", width, width),
-            ("attn_out", width, width),
-            ("ffn_gate", width, ffn),
-            ("ffn_up", width, ffn),
-            ("ffn_down", ffn, width),
-        ];
-        for (name, inputs, outputs) in matrices {
-            self.clipped(&named(name), inputs, outputs, encoder.clipped);
-        }
-    }
-
-    /// A matrix, and the bounds of what it reads and leaves where it has some.
-    pub fn clipped(&mut self, name: &str, inputs: u32, outputs: u32, has_bounds: bool) {
-        self.matrix(&format!("{name}.weight"), inputs, outputs);
-        for (bound, low) in [("min", -6.0), ("max", 5.0)] {
-            for side in ["input", "output"].into_iter().filter(|_| has_bounds) {
-                self.vector(&format!("{name}.{side}_{bound}"), 1, low, low + 1.0);
-            }
-        }
+    let matrices = [
+        ("attn_q", width, width),
+        ("attn_k", width, width),
+        ("attn_v", width, width),
+        ("attn_out", width, width),
+        ("ffn_gate", width, ffn),
+        ("ffn_up", width, ffn),
+        ("ffn_down", ffn, width),
+    ];
+    for (name, inputs, outputs) in matrices {
+        list.clipped(&named(name), inputs, outputs, encoder.clipped);
     }
 }
 

@@ -4,15 +4,15 @@
 
 use gemma4c_blocks::DType;
 
-use super::TensorSpec;
+use super::inventory::TensorSpec;
 
 /// The types of a model's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Types {
     /// Every matrix of this type, as `gemma4c synth` writes it.
     All(DType),
-    /// Q4_K with more bits for values and down in some layers and for the tables, as `llama-quantize` mixes them; the per-layer matrices in
-    /// f32, as most publishers leave them.
+    /// Q4_K with more bits for values and down in some layers and for the tables, as `llama-quantize` mixes them; the
+    /// per-layer matrices in f32, as most publishers leave them.
     Q4KMixed,
     /// Q4_0 with tables of Q6_K and the per-layer projection in f16: files of quantisation-aware training.
     Q4_0Trained,
@@ -43,8 +43,8 @@ impl Types {
         }
     }
 
-    /// The type of a tensor that is of [`Types::base`] otherwise. `place` is its number among those of the same name in all layers, and how
-    /// many of them there are.
+    /// The type of a tensor that is of [`Types::base`] otherwise. `place` is its number among those of the same name in
+    /// all layers, and how many of them there are.
     pub(super) fn of(self, tensor: &TensorSpec, place: (usize, usize)) -> DType {
         let name = name_in_layer(tensor);
         let is_table = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");

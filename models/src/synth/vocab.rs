@@ -1,6 +1,6 @@
-//! A vocabulary of our own making, in the form of Gemma 4's: special tokens where the real ones are, byte tokens, runs of
-//! newlines and spaces, the characters of English text, and a few hundred merges learnt from a page of it. The
-//! rest of the ids are unused, as many of the real ones are.
+//! A vocabulary of our own making, in the form of Gemma 4's: special tokens where the real ones are, byte tokens, runs
+//! of newlines and spaces, the characters of English text, and a few hundred merges learnt from a page of it. The rest
+//! of the ids are unused, as many of the real ones are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,8 +91,8 @@ fn runs() -> impl Iterator<Item = String> {
     })
 }
 
-/// Byte-pair encoding learnt the plain way: join the pair of neighbours that is most frequent inside words, again and again.
-/// Returns the new tokens and the merges that make them.
+/// Byte-pair encoding learnt the plain way: join the pair of neighbours that is most frequent inside words, again and
+/// again. Returns the new tokens and the merges that make them.
 fn learn(text: &str, most: usize) -> (Vec<String>, Vec<(String, String)>) {
     let words = text
         .split_whitespace()

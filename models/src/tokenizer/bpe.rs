@@ -1,8 +1,8 @@
 //! Rank BPE: the merge rules of a vocabulary, and the loop that applies them to one fragment of text.
 //!
-//! A fragment is one word to Gemma 4 (nothing splits it at spaces), so it may be a whole book: the loop is a linked list
-//! of symbols and a heap of possible merges, O(n log n) whatever the text. The rules are looked up in an index sorted
-//! by their left and right token rather than in a hash table, so that no vocabulary can make it slow.
+//! A fragment is one word to Gemma 4 (nothing splits it at spaces), so it may be a whole book: the loop is a linked
+//! list of symbols and a heap of possible merges, O(n log n) whatever the text. The rules are looked up in an index
+//! sorted by their left and right token rather than in a hash table, so that no vocabulary can make it slow.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

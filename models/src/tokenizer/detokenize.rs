@@ -1,11 +1,12 @@
 //! From token ids back to text, as they come.
 //!
-//! A byte token may be a part of a character, so bytes wait until they are one. Bytes that cannot become UTF-8 turn into
-//! U+FFFD, as do bytes that still wait when other text follows or the ids end.
+//! A byte token may be a part of a character, so bytes wait until they are one. Bytes that cannot become UTF-8 turn
+//! into U+FFFD, as do bytes that still wait when other text follows or the ids end.
 
 use gemma4c_plan::TokenKind;
 
-use super::{SPACE, Tokenizer, TokenizerError};
+use super::spelling::{SPACE, byte_value};
+use super::{Tokenizer, TokenizerError};
 
 /// Turns ids, one by one, into pieces of text that never end within a character.
 #[derive(Debug)]
@@ -17,8 +18,26 @@ pub struct Detokenizer<'t> {
     ready: String,
 }
 
+impl Tokenizer {
+    /// The text of `ids`; control tokens such as `<turn|>` are left out unless asked for.
+    pub fn decode(&self, ids: &[u32], show_control: bool) -> Result<String, TokenizerError> {
+        let mut detokenizer = self.detokenizer(show_control);
+        let mut text = String::with_capacity(ids.len() * 4);
+        for &id in ids {
+            text.push_str(detokenizer.push(id)?);
+        }
+        text.push_str(&detokenizer.finish());
+        Ok(text)
+    }
+
+    /// For ids that come one by one.
+    pub fn detokenizer(&self, show_control: bool) -> Detokenizer<'_> {
+        Detokenizer::new(self, show_control)
+    }
+}
+
 impl<'t> Detokenizer<'t> {
-    pub(super) fn new(tokenizer: &'t Tokenizer, show_control: bool) -> Self {
+    fn new(tokenizer: &'t Tokenizer, show_control: bool) -> Self {
         Detokenizer { tokenizer, show_control, waiting: Vec::new(), ready: String::new() }
     }
 
@@ -29,7 +48,7 @@ impl<'t> Detokenizer<'t> {
         match kind {
             TokenKind::Byte => {
                 // `Tokenizer::new` refuses byte tokens that do not name a byte.
-                self.waiting.extend(super::byte_value(text));
+                self.waiting.extend(byte_value(text));
                 self.take_characters();
             }
             TokenKind::Control | TokenKind::Unknown if !self.show_control => {}

@@ -1,18 +1,15 @@
-//! Prompts in which the words of others stay words: no text that somebody writes can become a marker of the chat format.
+//! Prompts in which the words of others stay words: no text that somebody writes can become a marker of the chat
+//! format.
 //!
-//! A template is rendered to one string, in which its own `<turn|>` and the same characters in a message look alike. So messages are
-//! [quoted](Tokenizer::quote) before they are rendered: a noncharacter goes behind every first character of a marker. Templates trim, split and
-//! compare as before. When the result is [encoded](Tokenizer::encode_rendered), markers are looked for first, then the noncharacters are taken out.
+//! A template is rendered to one string, in which its own `<turn|>` and the same characters in a message look alike. So
+//! messages are [quoted](Tokenizer::quote) before they are rendered: a noncharacter goes behind every first character
+//! of a marker. Templates trim, split and compare as before. When the result is [encoded](Tokenizer::encode_rendered),
+//! markers are looked for first, then the noncharacters are taken out.
 
 use super::Tokenizer;
 
 /// Unicode reserves it for use inside a program. In a message it has no meaning, and is dropped.
 const QUOTED: char = '\u{FDD0}';
-
-/// Markers of the chat format among the user-defined tokens, which also has plain words such as `<table>`. Control tokens are markers anyway.
-pub(super) fn is_marker(text: &str) -> bool {
-    text.starts_with("<|") || text.ends_with("|>")
-}
 
 impl Tokenizer {
     /// A text in which no marker is found, neither within nor across its ends.
@@ -28,7 +25,8 @@ impl Tokenizer {
         quoted
     }
 
-    /// The ids of a rendered template whose arguments were [quoted](Tokenizer::quote). The template spells the beginning-of-sequence token itself.
+    /// The ids of a rendered template whose arguments were [quoted](Tokenizer::quote). The template spells the
+    /// beginning-of-sequence token itself.
     pub fn encode_rendered(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut rest = text;

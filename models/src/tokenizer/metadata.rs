@@ -1,15 +1,15 @@
 //! A vocabulary from GGUF metadata, with the mistakes of early Gemma 4 files put right.
 //!
 //! Files differ in what they say about the same tokens: the end of a turn may or may not be the end-of-sequence token,
-//! special tokens may be marked as normal ones, and the beginning-of-sequence token may be denied. The text of a special
-//! token tells what it is in all of them, so the text decides.
+//! special tokens may be marked as normal ones, and the beginning-of-sequence token may be denied. The text of a
+//! special token tells what it is in all of them, so the text decides.
 
 use std::collections::HashMap;
 
 use gemma4c_plan::{Merge, Strings, TokenKind, Vocab};
 use thiserror::Error;
 
-use super::byte_value;
+use super::spelling::byte_value;
 use crate::gguf::{Array, FromValue, GgufError, Metadata, Value};
 
 const MODEL: &str = "tokenizer.ggml.model";

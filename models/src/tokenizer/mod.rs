@@ -1,9 +1,9 @@
 //! The tokenizer: text to token ids and back, from a plan's vocabulary.
 //!
 //! Text becomes ids in three steps: special tokens are cut out of the raw text; in what lies between, spaces become `▁`
-//! and each character becomes its token, or the byte tokens of its UTF-8; then neighbours are merged by rank. There is no
-//! normalisation, no splitting into words and no prefix space. Runs of newlines need no rule of their own: no merge of
-//! the Gemma 4 vocabulary joins a newline to anything else, and its merges make one token of a short run.
+//! and each character becomes its token, or the byte tokens of its UTF-8; then neighbours are merged by rank. There is
+//! no normalisation, no splitting into words and no prefix space. Runs of newlines need no rule of their own: no merge
+//! of the Gemma 4 vocabulary joins a newline to anything else, and its merges make one token of a short run.
 //!
 //! A literal `▁` in a text is indistinguishable from a space, as it is for the model.
 
@@ -12,6 +12,7 @@ mod detokenize;
 mod markers;
 mod metadata;
 mod special;
+mod spelling;
 
 use std::collections::HashMap;
 
@@ -20,12 +21,10 @@ use thiserror::Error;
 
 use bpe::Merges;
 use special::Specials;
+use spelling::{SPACE, byte_value, is_marker, only_character};
 
 pub use detokenize::Detokenizer;
 pub use metadata::{VocabError, vocab_from_metadata};
-
-/// What a space is in the text of a token.
-const SPACE: char = '\u{2581}';
 
 /// What is wrong with a vocabulary, or with an id.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -127,10 +126,8 @@ impl Tokenizer {
             fallback,
             user_defined: Specials::new(specials.iter().filter(|special| special.2).map(|s| (s.0, s.1))),
             user_defined_and_control: Specials::new(specials.iter().map(|s| (s.0, s.1))),
-            markers: Specials::new(specials.iter().filter(|s| !s.2 || markers::is_marker(s.0)).map(|s| (s.0, s.1))),
-            user_defined_words: Specials::new(
-                specials.iter().filter(|s| s.2 && !markers::is_marker(s.0)).map(|s| (s.0, s.1)),
-            ),
+            markers: Specials::new(specials.iter().filter(|s| !s.2 || is_marker(s.0)).map(|s| (s.0, s.1))),
+            user_defined_words: Specials::new(specials.iter().filter(|s| s.2 && !is_marker(s.0)).map(|s| (s.0, s.1))),
             bos: vocab.bos.filter(|_| vocab.add_bos),
         })
     }
@@ -177,22 +174,6 @@ impl Tokenizer {
             TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined => text.as_bytes().to_vec(),
             TokenKind::Normal | TokenKind::Unused => text.replace(SPACE, " ").into_bytes(),
         })
-    }
-
-    /// The text of `ids`; control tokens such as `<turn|>` are left out unless asked for.
-    pub fn decode(&self, ids: &[u32], show_control: bool) -> Result<String, TokenizerError> {
-        let mut detokenizer = self.detokenizer(show_control);
-        let mut text = String::with_capacity(ids.len() * 4);
-        for &id in ids {
-            text.push_str(detokenizer.push(id)?);
-        }
-        text.push_str(&detokenizer.finish());
-        Ok(text)
-    }
-
-    /// For ids that come one by one.
-    pub fn detokenizer(&self, show_control: bool) -> Detokenizer<'_> {
-        Detokenizer::new(self, show_control)
     }
 
     /// Text without special tokens; `symbols` is working memory.
@@ -255,16 +236,4 @@ fn check_merges(vocab: &Vocab) -> Result<(), TokenizerError> {
         }
     }
     Ok(())
-}
-
-/// The byte that `<0x1F>` spells.
-fn byte_value(text: &str) -> Option<u8> {
-    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    (digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
-        .then(|| u8::from_str_radix(digits, 16).ok())?
-}
-
-fn only_character(text: &str) -> Option<char> {
-    let mut characters = text.chars();
-    characters.next().filter(|_| characters.next().is_none())
 }

@@ -7,7 +7,8 @@ use gemma4c_graph::to_text;
 use gemma4c_models::gemma4::{self, AudioConfig};
 use gemma4c_models::gguf::{Header, Value, Writer};
 
-/// A small conformer: two layers of two heads of 8, features of 8 bins, a soft token of 32; or frames of 10 samples without one.
+/// A small conformer: two layers of two heads of 8, features of 8 bins, a soft token of 32; or frames of 10 samples
+/// without one.
 fn projector(
     has_encoder: bool,
     key: impl Fn(&str) -> Option<Value<'static>>,

@@ -20,7 +20,8 @@ fn render(template: &str, messages: Value) -> String {
     }
 }
 
-/// Checks all conversations of a golden file; returns how many there were. Results of tools are where the model knows them.
+/// Checks all conversations of a golden file; returns how many there were. Results of tools are where the model knows
+/// them.
 fn check_conversations(template: &str, path: &Path) -> usize {
     let as_turn = "<turn|>\n<|turn>tool\n{\"temp\": 21}<turn|>\n<|turn>model\n";
     let in_turn = "<|tool_response>response:get_weather{value:<|\"|>{\"temp\": 21}<|\"|>}<tool_response|>";
@@ -40,14 +41,15 @@ fn check_conversations(template: &str, path: &Path) -> usize {
 
 #[test]
 fn every_conversation_renders_as_in_transformers() {
-    let Some(folder) = golden::folder() else { return };
+    let folder = golden::some();
     for name in ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"] {
         let template = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
         assert_eq!(check_conversations(&template, &folder.join(format!("{name}.chat.json"))), 15);
     }
 }
 
-/// With both of Google's first templates, the model's turn is what the later template makes of it. transformers makes a turn `<|turn>tool` of each result.
+/// With both of Google's first templates, the model's turn is what the later template makes of it. transformers makes a
+/// turn `<|turn>tool` of each result.
 #[test]
 fn old_templates_have_results_in_the_models_turn() {
     let Some(folder) = golden::folder() else { return };
@@ -102,7 +104,8 @@ fn old_templates_have_results_in_the_models_turn() {
     }
 }
 
-/// Of Google's first templates what matters here: every message is a turn, but the model's is left open behind its tools' responses.
+/// Of Google's first templates what matters here: every message is a turn, but the model's is left open behind its
+/// tools' responses.
 const EARLY: &str = "{%- for m in messages -%}\
     {{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' -}}\
     {%- for call in m.tool_calls or [] -%}{{- '<|tool_call>' + call.function.name + '<tool_call|>' -}}{%- endfor -%}\
@@ -308,8 +311,7 @@ fn a_template_that_runs_away_is_stopped() {
 /// Google's template looks back through all messages for each one.
 #[test]
 fn a_long_conversation_has_fuel_enough() {
-    let Some(folder) = golden::folder() else { return };
-    let template = std::fs::read_to_string(folder.join("google-gemma-4-31B-it.jinja")).unwrap();
+    let template = std::fs::read_to_string(golden::some().join("google-gemma-4-31B-it.jinja")).unwrap();
     let turns = ["user", "assistant"].map(|role| Message::new(role, "word")).into_iter().cycle().take(2001);
     let rendered = render(&template, serde_json::to_value(turns.collect::<Vec<_>>()).unwrap());
     assert_eq!(rendered.matches("<|turn>").count(), 2002);

@@ -22,8 +22,8 @@ fn target(preset: Preset) -> Target {
     Target { file, config }
 }
 
-/// A drafter of two layers, a sliding and a global one, that belongs to `target`. `key` may change a key, `tensor` the shape of a tensor or leave
-/// it out.
+/// A drafter of two layers, a sliding and a global one, that belongs to `target`. `key` may change a key, `tensor` the
+/// shape of a tensor or leave it out.
 fn drafter_file(
     target: &Config,
     has_centroids: bool,

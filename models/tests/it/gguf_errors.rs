@@ -1,4 +1,5 @@
-//! The words a person reads when a GGUF file is not right, as one snapshot: a text that changes is a text that is reviewed.
+//! The words a person reads when a GGUF file is not right, as one snapshot: a text that changes is a text that is
+//! reviewed.
 
 use std::fmt::Write;
 use std::path::Path;

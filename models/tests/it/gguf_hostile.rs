@@ -1,5 +1,5 @@
-//! The reader against files that lie: mutated headers, cut files, absurd counts. Whatever the bytes say, opening ends soon,
-//! does not panic, and allocates no more than the file's size and 64 MB.
+//! The reader against files that lie: mutated headers, cut files, absurd counts. Whatever the bytes say, opening ends
+//! soon, does not panic, and allocates no more than the file's size and 64 MB.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -7,6 +7,8 @@ mod counting_allocator;
 #[allow(dead_code, reason = "shared with tests that use all of it")]
 #[path = "../../../tests/common/golden.rs"]
 mod golden;
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 
 mod audio;
 mod chat;

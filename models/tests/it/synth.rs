@@ -1,4 +1,5 @@
-//! Random models as files: they open, they are the same on every machine, and they have the keys and tensors of the real ones.
+//! Random models as files: they open, they are the same on every machine, and they have the keys and tensors of the
+//! real ones.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -173,7 +174,8 @@ fn massive_channels_are_refused_where_they_make_no_sense() {
     }
 }
 
-/// A model that is only described says what its file would, but for the vocabulary, and takes other types where it is told.
+/// A model that is only described says what its file would, but for the vocabulary, and takes other types where it is
+/// told.
 #[test]
 fn a_described_model_says_what_its_file_would() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The vision tower of a projector file: its graph as text, what it changes in the text's graph, and what a file that does not fit is told.
+//! The vision tower of a projector file: its graph as text, what it changes in the text's graph, and what a file that
+//! does not fit is told.
 
 use std::fmt::Write as _;
 
@@ -19,7 +20,8 @@ enum Kind {
     Plain,
 }
 
-/// A small tower: two layers of two heads of 8, a soft token of 32. `tensor` may change a tensor or leave it out, `key` a key.
+/// A small tower: two layers of two heads of 8, a soft token of 32. `tensor` may change a tensor or leave it out, `key`
+/// a key.
 fn projector(
     kind: Kind,
     key: impl Fn(&str) -> Option<Value<'static>>,

@@ -1,8 +1,9 @@
-//! An allocator that knows how much its thread holds, for tests that bound what hostile input can make a reader allocate.
+//! An allocator that knows how much its thread holds, for tests that bound what hostile input can make a reader
+//! allocate.
 //!
-//! A test binary takes it in with `#[path] mod` and sets it as its `#[global_allocator]`. Counts are per thread, so that
-//! tests running side by side do not see each other; memory freed on another thread than its own is counted wrong. While nobody
-//! measures, nothing is counted: test binaries are not optimised, and all their allocations come here.
+//! A test binary takes it in with `#[path] mod` and sets it as its `#[global_allocator]`. Counts are per thread, so
+//! that tests running side by side do not see each other; memory freed on another thread than its own is counted wrong.
+//! While nobody measures, nothing is counted: test binaries are not optimised, and all their allocations come here.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -53,8 +54,8 @@ fn count(change: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator unchanged. Counting touches only thread-local cells that need neither
-// allocation nor a destructor, so it cannot come back here.
+// SAFETY: every call goes to the system's allocator unchanged. Counting touches only thread-local cells that need
+// neither allocation nor a destructor, so it cannot come back here.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,15 +1,16 @@
 //! What a plan runs on a GPU: kernels, launches in order, and every byte of memory they touch.
 //!
-//! A runtime replays this blindly. Memory is four regions, each one allocation, whose sizes are known before a GPU is seen;
-//! everything a launch reads or writes is a range of one of them. What changes from token to token (token, position, rows)
-//! lies in device memory at [`Places`], so that no launch is ever rewritten.
+//! A runtime replays this blindly. Memory is four regions, each one allocation, whose sizes are known before a GPU is
+//! seen; everything a launch reads or writes is a range of one of them. What changes from token to token (token,
+//! position, rows) lies in device memory at [`Places`], so that no launch is ever rewritten.
 
+use gemma4c_ops::WeightId;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use crate::kv::KvType;
 use crate::list::at_most;
-use crate::program::{ValueIndex, WeightIndex};
+use crate::program::ValueIndex;
 use crate::tower::MOST_TOWERS;
 
 pub use crate::places::{
@@ -68,14 +69,17 @@ pub struct CudaProgram {
     pub passes: Vec<PassReport>,
 }
 
-/// A drafter on a GPU: its steps behind each other, each of which finds the token and the hidden state that the one before it left.
+/// A drafter on a GPU: its steps in order, each of which finds the token and the hidden state that the one before it
+/// left.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaDrafter {
-    /// All launches, for one sequence: what brings the hidden state of a decoded row into place, then each step of the drafter with its choice, then what ends
-    /// a round. The values that they compute are those of the drafter's own program.
+    /// All launches, for one sequence: what brings the hidden state of a decoded row into place, then each step of the
+    /// drafter with its choice, then what ends a round. The values that they compute are those of the drafter's own
+    /// program.
     pub phase: Phase,
-    /// Behind which launch each draft is there: a round of n drafts runs the launches up to the n-th of these, a decode of n + 1 rows with its picks, and
-    /// the launch behind the last of these: it keeps the drafts that were picked, and makes all records ready for the next round.
+    /// Behind which launch each draft is there: a round of n drafts runs the launches up to the n-th of these, a decode
+    /// of n + 1 rows with its picks, and the launch behind the last of these: it keeps the drafts that were picked, and
+    /// makes all records ready for the next round.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub ends: Vec<u32>,
     pub places: DrafterPlaces,
@@ -84,15 +88,18 @@ pub struct CudaDrafter {
 /// What host and drafter exchange: offsets in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrafterPlaces {
-    /// The drafter's record: the token that is to be followed and its position, which all steps are rotated by; its tick is the row that the next draft follows.
+    /// The drafter's record: the token that is to be followed and its position, which all steps are rotated by; its
+    /// tick is the row that the next draft follows.
     pub record: u64,
-    /// Right behind it a second one, of the position before, up to which keys are looked at. Its token is the number of the row whose hidden state is taken.
+    /// Right behind it a second one, of the position before, up to which keys are looked at. Its token is the number of
+    /// the row whose hidden state is taken.
     pub before: u64,
     /// What entered the last norm of the model, of every decoded row, or of the asked one: f32.
     pub entering: u64,
     /// The hidden state of the next step: f32, as wide as the model.
     pub hidden: u64,
-    /// The drafts, a word for each decoded row: a draft lies in that of the row before its own, and is also the token in the record of its own.
+    /// The drafts, a word for each decoded row: a draft lies in that of the row before its own, and is also the token
+    /// in the record of its own.
     pub drafts: u64,
     /// As many words: what takes the place of a draft in this round, as the token + 1; 0 leaves the drafter's own.
     pub given: u64,
@@ -111,7 +118,8 @@ pub struct Gpu {
     pub key: String,
     /// Its name for a person.
     pub name: String,
-    /// `sm_90a`, `sm_89`: what the machine code is for. `compute_80`: the code is PTX, which a driver compiles for any GPU from 8.0 on.
+    /// `sm_90a`, `sm_89`: what the machine code is for. `compute_80`: the code is PTX, which a driver compiles for any
+    /// GPU from 8.0 on.
     pub architecture: String,
     pub multiprocessors: u32,
     /// Shared memory that a block was given at most.
@@ -134,7 +142,8 @@ impl CudaProgram {
         decode.map(|phase| phase.rows).max().unwrap_or(1)
     }
 
-    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most, then the drafter's.
+    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most, then the
+    /// drafter's.
     pub fn all_phases(&self) -> impl Iterator<Item = &Phase> {
         let of_towers = self.towers.iter().flat_map(|tower| &tower.phases);
         self.phases.iter().chain(of_towers).chain(self.drafter.as_ref().map(|drafter| &drafter.phase))
@@ -193,6 +202,17 @@ impl Memory {
         }
     }
 
+    /// What to do where no more than `available` bytes of the device are free, by what takes the most.
+    pub const fn advice(&self, available: u64) -> &'static str {
+        if self.weights > available {
+            "the weights alone do not fit; take a file of fewer bits a weight, or a smaller model"
+        } else if self.kv >= self.arena {
+            "besides the weights, keys and values take most; compile with fewer --sequences, a smaller --ctx or --kv q8_0"
+        } else {
+            "besides the weights, activations take most; compile with a smaller --chunk"
+        }
+    }
+
     /// Bytes on the device; `None` on overflow.
     pub fn device(&self) -> Option<u64> {
         self.weights.checked_add(self.kv)?.checked_add(self.arena)
@@ -215,7 +235,8 @@ pub struct Kernel {
     pub waits: bool,
     /// It lets its successor start only once it has waited (PDL): what came before it has ended when that starts.
     pub waits_first: bool,
-    /// A bit for each parameter, set where the kernel reads the memory it is given before it waits, though launches write there (PDL).
+    /// A bit for each parameter, set where the kernel reads the memory it is given before it waits, though launches
+    /// write there (PDL).
     pub early: u64,
 }
 
@@ -238,7 +259,8 @@ pub struct Code {
     pub image: Image,
 }
 
-/// A cubin, or the text of a PTX module with a zero byte at its end. Read and written in one piece: byte by byte a plan would take longer to read than its weights.
+/// A cubin, or the text of a PTX module with a zero byte at its end. Read and written in one piece: byte by byte a plan
+/// would take longer to read than its weights.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image(pub Vec<u8>);
 
@@ -295,8 +317,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub arguments: Vec<Argument>,
-    /// Programmatic dependent launch: it may start before its predecessor ends, and waits for it itself. Of a step, the predecessor is the
-    /// one step it waits for.
+    /// Programmatic dependent launch: it may start before its predecessor ends, and waits for it itself. Of a step, the
+    /// predecessor is the one step it waits for.
     pub programmatic: bool,
 }
 
@@ -304,8 +326,8 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaStep {
     pub launch: Launch,
-    /// The earlier steps of the phase that it waits for, ascending: all that a graph has as edges. What these have waited for has ended,
-    /// too. The edge of a programmatic launch is a programmatic one.
+    /// The earlier steps of the phase that it waits for, ascending: all that a graph has as edges. What these have
+    /// waited for has ended, too. The edge of a programmatic launch is a programmatic one.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub after: Vec<u32>,
     /// The values of the unfused program that it computes, inner ones too: its meaning.
@@ -329,8 +351,8 @@ pub struct CudaStep {
 pub struct StepOutput {
     pub value: ValueIndex,
     pub form: Form,
-    /// From the first row's first element to the last row's last. Rows are evenly spaced: those that are part of wider ones
-    /// have gaps. Of int8 all codes, then all scales, then all sums.
+    /// From the first row's first element to the last row's last. Rows are evenly spaced: those that are part of wider
+    /// ones have gaps. Of int8 all codes, then all scales, then all sums.
     pub place: Range,
 }
 
@@ -345,7 +367,7 @@ pub enum Form {
     Mixed {
         loose: u32,
     },
-    /// The type of keys and values: rows of a chunk on their way into a ring.
+    /// The type of keys and values: rows of a chunk in flight into a ring.
     Kv,
     /// Of a routing: the ids of the experts a row goes to, as u32.
     Experts,
@@ -372,10 +394,11 @@ pub struct Phase {
     pub rows: u32,
     #[serde(deserialize_with = "at_most::<16384, _, _>")]
     pub steps: Vec<CudaStep>,
-    /// From this step on only the asked row is computed. A chunk without an asked row ends here; for several asked rows of one
-    /// chunk the remaining steps run once each.
+    /// From this step on only the asked row is computed. A chunk without an asked row ends here; for several asked rows
+    /// of one chunk the remaining steps run once each.
     pub asked_from: u32,
-    /// From the logits to the next tokens, by the largest logit: one after another, after all steps. Of prefill, for the asked row.
+    /// From the logits to the next tokens, by the largest logit: one after another, after all steps. Of prefill, for
+    /// the asked row.
     #[serde(deserialize_with = "at_most::<8, _, _>")]
     pub pick_largest: Vec<Launch>,
     /// The same, by temperature, top-k and top-p.
@@ -397,7 +420,7 @@ pub struct CudaTower {
 /// How one tensor is loaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    pub weight: WeightIndex,
+    pub weight: WeightId,
     /// Rows of the tensor in its file, of all experts together.
     pub rows: u64,
     #[serde(deserialize_with = "at_most::<16, _, _>")]

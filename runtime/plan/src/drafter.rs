@@ -1,12 +1,13 @@
-//! The drafter: a small program that guesses the next tokens from the model's own keys, values and hidden state, for the model to verify.
+//! The drafter: a small program that guesses the next tokens from the model's own keys, values and hidden state, for
+//! the model to verify.
 //!
-//! Its program is like the text's. A row of a pass is one sequence: a token that was chosen and not yet run, its position, and a hidden
-//! state. It appends nothing: its caches are those of the text's program that it reads.
+//! Its program is like the text's. A row of a pass is one sequence: a token that was chosen and not yet run, its
+//! position, and a hidden state. It appends nothing: its caches are those of the text's program that it reads.
 
 use serde::{Deserialize, Serialize};
 
 use crate::list::at_most;
-use crate::program::{Op, Program, ValueIndex};
+use crate::program::{Program, ValueIndex};
 
 /// More tokens than any vocabulary of a model with a drafter has.
 const MOST_TOKENS: usize = 1 << 20;
@@ -23,20 +24,4 @@ pub struct Drafter {
     /// Every token once, in groups of which a step scores a few. Empty where all tokens are scored.
     #[serde(deserialize_with = "at_most::<MOST_TOKENS, _, _>")]
     pub token_order: Vec<u32>,
-}
-
-impl Op {
-    /// Whether only a drafter's program has it.
-    pub(crate) const fn is_drafters(&self) -> bool {
-        matches!(
-            self,
-            Op::Hidden { .. }
-                | Op::BorrowKv { .. }
-                | Op::Concat
-                | Op::Candidates { .. }
-                | Op::SpreadTokens
-                | Op::TokenMatMul { .. }
-                | Op::AttentionBefore { .. }
-        )
-    }
 }

@@ -1,8 +1,8 @@
 //! Weights in the plan's own file, behind everything else.
 //!
-//! They are gigabytes, so reading a plan does not read them and compares sizes only. Every
-//! [`CHUNK`] has a checksum in the plan; a start looks at [`spread`] of them, which notices a download that stopped half way, and
-//! `gemma4c inspect --check-weights` at all.
+//! They are gigabytes, so reading a plan does not read them and compares sizes only. Every [`CHUNK`] has a checksum in
+//! the plan; a start looks at [`spread`] of them, which notices a download that stopped half way, and `gemma4c inspect
+//! --check-weights` at all.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -31,19 +31,21 @@ pub struct Embedded {
 /// Their layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EmbeddedForm {
-    /// The tensors as they are in the model's files, in the order of the plan, whose offsets are among these: for a CPU.
+    /// The tensors as they are in the model's files, in the order of the plan, whose offsets are among these: for a
+    /// CPU.
     Tensors,
     /// The memory of a GPU, once loaded: its weights, but for copies that it makes itself, then the tables on the host.
     Regions,
 }
 
-/// xxh3 of each [`CHUNK`], the last one shorter. Written as plain bytes: a plan is as long whatever they are, so that it can be
-/// written before they are known.
+/// xxh3 of each [`CHUNK`], the last one shorter. Written as plain bytes: a plan is as long whatever they are, so that
+/// it can be written before they are known.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sums(pub Vec<u64>);
 
 impl Embedded {
-    /// Makes a plan one that has its weights with it, with checksums to be filled in. `None` where no file could hold them.
+    /// Makes a plan one that has its weights with it, with checksums to be filled in. `None` where no file could hold
+    /// them.
     pub fn prepare(plan: &mut Plan) -> Option<()> {
         if plan.cuda.is_none() {
             let (offsets, _) = tensors(&plan.weights)?;
@@ -116,8 +118,8 @@ fn size(plan: &Plan) -> Option<(EmbeddedForm, u64)> {
     }
 }
 
-/// Whether all of a plan's programs read the same weights from the same places, so that one image serves all of them; else which two
-/// differ, and in what.
+/// Whether all of a plan's programs read the same weights from the same places, so that one image serves all of them;
+/// else which two differ, and in what.
 pub fn same_layout(plan: &Plan) -> Result<(), String> {
     let Some(first) = &plan.cuda else { return Ok(()) };
     let one = &first.program;
@@ -130,9 +132,8 @@ pub fn same_layout(plan: &Plan) -> Result<(), String> {
                 || a.parts.len() != b.parts.len()
                 || !std::iter::zip(&a.parts, &b.parts).all(|(x, y)| same_part(one, x, other, y))
         }) {
-            let name =
-                |weight: u32| plan.weights.get(weight as usize).map_or("a tensor", |weight| weight.name.as_str());
-            return differ(name(a.weight.min(b.weight)));
+            let weight = plan.weights.get(a.weight.min(b.weight).index());
+            return differ(weight.map_or("a tensor", |weight| &weight.name));
         }
         if one.loads.len() != other.loads.len() || one.constants != other.constants {
             return differ("tensors and tables");

@@ -21,8 +21,8 @@ pub struct FileBytes<'a> {
     pub header_len: u64,
 }
 
-/// The fingerprint of `files` and of the tensors in them, given as (file index, offset, length) in a fixed order; `None`
-/// where a header or a tensor lies outside its file.
+/// The fingerprint of `files` and of the tensors in them, given as (file index, offset, length) in a fixed order;
+/// `None` where a header or a tensor lies outside its file.
 pub fn fingerprint(files: &[FileBytes<'_>], tensors: impl Iterator<Item = (usize, u64, u64)>) -> Option<u64> {
     let mut hash = Xxh3Default::new();
     for file in files {

@@ -11,8 +11,8 @@
 //! weights    where the plan has its weights with it: zeros up to a whole page, then the weights, to the end of the file
 //! ```
 //! All little-endian. Nothing in it depends on time, place or thread count: the same plan gives the same bytes. Reading
-//! checks magic, version, length, table and checksums before any body is decoded, and [`crate::validate`] checks what the
-//! bodies say, so that whoever holds a [`Plan`] need not check again.
+//! checks magic, version, length, table and checksums before any body is decoded, and [`crate::validate`] checks what
+//! the bodies say, so that whoever holds a [`Plan`] need not check again.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Bytes of the header.
 pub const START: usize = 32;
 const ENTRY: usize = 32;
@@ -36,8 +36,8 @@ const MOST_PROGRAMS: usize = 16;
 /// The sections, in the order they are written. All are required.
 const SECTIONS: [&str; 11] =
     ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded", "towers", "drafter"];
-/// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
-/// make a reader allocate below 64 MB and the machine code's own size.
+/// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile
+/// file can make a reader allocate below 64 MB and the machine code's own size.
 const LARGEST: [u64; 11] =
     [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20, 1 << 20, 1 << 20];
 

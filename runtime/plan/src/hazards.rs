@@ -1,22 +1,24 @@
-//! Which launches of a phase must wait for which: a launch that reads waits for the one that wrote, and a launch that writes waits
-//! for all that read or wrote there before. Values share the arena, so places that are used again count as much as values that are read.
+//! Which launches of a phase must wait for which: a launch that reads waits for the one that wrote, and a launch that
+//! writes waits for all that read or wrote there before. Values share the arena, so places that are used again count as
+//! much as values that are read.
 //!
-//! What a launch touches is what its arguments say; which of them it writes is what its kernel says. Weights and tables on the host are
-//! never written by a phase, so nothing waits for them.
+//! What a launch touches is what its arguments say; which of them it writes is what its kernel says. Weights and tables
+//! on the host are never written by a phase, so nothing waits for them.
 //!
-//! A kernel may read some of its arguments before it waits for its predecessor (programmatic dependent launch). Whoever writes there must have ended when
-//! the launch starts, which is less than what has ended when its wait returns ([`Order::started`]).
+//! A kernel may read some of its arguments before it waits for its predecessor (programmatic dependent launch). Whoever
+//! writes there must have ended when the launch starts, which is less than what has ended when its wait returns
+//! ([`Order::started`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cuda::{Argument, Kernel, KvLayout, Launch, Range, Region};
 
-/// Pieces of memory that are looked at for one phase, at most: a hundred times what the largest model has. A plan from elsewhere may
-/// cut its memory into anything.
+/// Pieces of memory that are looked at for one phase, at most: a hundred times what the largest model has. A plan from
+/// elsewhere may cut its memory into anything.
 const MOST_PIECES: usize = 1 << 23;
 
-/// For each launch the earlier ones that it must wait for, ascending; those that follow from others may be left out. `None` where
-/// memory is cut into more pieces than any plan has.
+/// For each launch the earlier ones that it must wait for, ascending; those that follow from others may be left out.
+/// `None` where memory is cut into more pieces than any plan has.
 pub fn needs(launches: &[&Launch], kernels: &[Kernel]) -> Option<Vec<Vec<u32>>> {
     let mut history = History::default();
     let mut all = Vec::with_capacity(launches.len());
@@ -76,9 +78,9 @@ impl Order {
         word.is_some_and(|bits| bits >> (earlier % 64) & 1 == 1)
     }
 
-    /// For each step, the one with which all that had ended when it ran has ended when this one starts, before it waits for anybody. A step that
-    /// may not overlap starts when it runs. Another starts when its predecessor lets it: if that waits first, then after all that it waited for; if not,
-    /// it may be waiting still.
+    /// For each step, the one with which all that had ended when it ran has ended when this one starts, before it waits
+    /// for anybody. A step that may not overlap starts when it runs. Another starts when its predecessor lets it: if
+    /// that waits first, then after all that it waited for; if not, it may be waiting still.
     pub fn started(edges: &[Vec<u32>], launches: &[&Launch], kernels: &[Kernel]) -> Vec<u32> {
         let mut started: Vec<u32> = Vec::with_capacity(launches.len());
         for (at, launch) in launches.iter().enumerate() {
@@ -94,7 +96,8 @@ impl Order {
     }
 }
 
-/// The first of the launches before one that may still be running when it starts, and that write where it reads before it waits.
+/// The first of the launches before one that may still be running when it starts, and that write where it reads before
+/// it waits.
 pub fn disturbed(
     at: usize,
     launches: &[&Launch],

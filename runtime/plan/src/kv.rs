@@ -1,7 +1,8 @@
 //! The types in which keys and values are kept, and the bytes of a head's row in each.
 //!
-//! A row of a cache is its heads one after the other. In 8 bits a head is its codes and then, for q8_0, the scales of its groups of 32
-//! values, filled up to 16 bytes: what a GPU copies at once. So a head is one run of bytes, whatever its type, and a row too.
+//! A row of a cache is its heads one after the other. In 8 bits a head is its codes and then, for q8_0, the scales of
+//! its groups of 32 values, filled up to 16 bytes: what a GPU copies at once. So a head is one run of bytes, whatever
+//! its type, and a row too.
 
 use gemma4c_blocks::narrow::{self, GROUP};
 use serde::{Deserialize, Serialize};

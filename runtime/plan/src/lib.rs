@@ -1,8 +1,9 @@
 //! plan.bin: what the compiler hands the runtime, as plain data, versioned and checked.
 //!
-//! The types here are twins of the compiler's, never the types themselves, so that either side can change without the
-//! other noticing until the format's version does. Weights are not in a plan: it says where they lie in the model's files
-//! and how to tell that those have not changed, or that they follow it in its own file ([`embedded`]).
+//! It shares its operations with the compiler's graph; all other types here are the format's own, so that either side
+//! can change without the other noticing until the format's version does. Weights are not in a plan: it says where they
+//! lie in the model's files and how to tell that those have not changed, or that they follow it in its own file
+//! ([`embedded`]).
 
 pub mod cuda;
 mod drafter;
@@ -28,8 +29,9 @@ mod vocab;
 
 pub use drafter::Drafter;
 pub use format::{PlanError, START, VERSION, own_bytes};
+pub use gemma4c_ops::{Attribute, CacheId, Op, RowCount, WeightId};
 pub use model::{Model, ModelFile, Target, Weight};
-pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
+pub use program::{Cache, Kind, Program, Step, Value, ValueIndex};
 pub use tower::{MediaTokens, Medium, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
 
@@ -41,7 +43,8 @@ pub struct Plan {
     pub weights: Vec<Weight>,
     /// The unfused program: what a CPU runs, and what every fused step of the GPU means.
     pub program: Program,
-    /// The program for a GPU: the plan's first until one is [chosen](Plan::choose). `None` for a plan that runs on a CPU alone.
+    /// The program for a GPU: the plan's first until one is [chosen](Plan::choose). `None` for a plan that runs on a
+    /// CPU alone.
     pub cuda: Option<cuda::Cuda>,
     /// Programs for other GPUs, in the order of the plan.
     pub others: Vec<cuda::Cuda>,

@@ -1,8 +1,8 @@
 //! Lists of bounded length.
 //!
-//! A byte of a hostile file can become tens of bytes in memory, and a vector that grows as elements come holds three times its
-//! size while it moves. So a list is given exactly the room it says it needs, and one that says more than any plan needs is
-//! refused before it is given any.
+//! A byte of a hostile file can become tens of bytes in memory, and a vector that grows as elements come holds three
+//! times its size while it moves. So a list is given exactly the room it says it needs, and one that says more than any
+//! plan needs is refused before it is given any.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,14 +1,15 @@
 //! Where host and device meet: the words they exchange, and how keys and values are divided among sequences.
 //!
-//! A row of a launch is told by its record, or by its segment's, which sequence it is of, and where it stands in it. Nothing of this is in a launch's arguments:
-//! a graph is built once, and the records change.
+//! A row of a launch is told by its record, or by its segment's, which sequence it is of, and where it stands in it.
+//! Nothing of this is in a launch's arguments: a graph is built once, and the records change.
 
 use serde::{Deserialize, Serialize};
 
 use crate::list::at_most;
 
-/// How keys and values lie in [`Region::Kv`](crate::cuda::Region::Kv): rings, then blocks. A ring holds the sliding layers of one sequence, a block holds
-/// [`BLOCK_ROWS`] positions of all global layers. Either is contiguous, so that it can be copied as a whole.
+/// How keys and values lie in [`Region::Kv`](crate::cuda::Region::Kv): rings, then blocks. A ring holds the sliding
+/// layers of one sequence, a block holds [`BLOCK_ROWS`] positions of all global layers. Either is contiguous, so that
+/// it can be copied as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
     /// Sequences at once: rings that rows may name. Those beyond hold snapshots.
@@ -70,7 +71,8 @@ impl KvLayout {
         }
     }
 
-    /// The cache, and whether it is its values, whose pages a range is, from the first to the last: it has bytes of other caches between them.
+    /// The cache, and whether it is its values, whose pages a range is, from the first to the last: it has bytes of
+    /// other caches between them.
     pub fn whole_pages(&self, offset: u64, bytes: u64) -> Option<(usize, bool)> {
         let sides = self
             .caches
@@ -105,7 +107,8 @@ pub mod record {
     pub const POSITION: usize = 0;
     /// Rows in use: 1 or, of a row that is free, 0; of a chunk, all its rows.
     pub const ROWS: usize = 1;
-    /// The row's token; of the asked record, the index of the asked row in the chunk, until the pick puts its token there.
+    /// The row's token; of the asked record, the index of the asked row in the chunk, until the pick puts its token
+    /// there.
     pub const TOKEN: usize = 2;
     /// Ring of the sequence, and its row of the page table.
     pub const SLOT: usize = 3;
@@ -120,7 +123,8 @@ pub mod record {
     pub const SEED: usize = 8;
     /// Whether the row's bits of [`masks`](super::Places::masks) say what may be picked; 0: anything.
     pub const MASKED: usize = 10;
-    /// Which word of its entry of the history the pick writes, counted from the row's own: the asked rows of a chunk, each a row 0, share an entry.
+    /// Which word of its entry of the history the pick writes, counted from the row's own: the asked rows of a chunk,
+    /// each a row 0, share an entry.
     pub const COLUMN: usize = 11;
 }
 
@@ -147,8 +151,8 @@ impl Segment {
         Segment { position, rows, first_row: 0, slot }
     }
 
-    /// What [`Places::segments`] holds for a phase of so many rows: of every [`SEGMENT_ROWS`] rows the segment that they belong to; zeros where
-    /// there is none, which is one of no rows.
+    /// What [`Places::segments`] holds for a phase of so many rows: of every [`SEGMENT_ROWS`] rows the segment that
+    /// they belong to; zeros where there is none, which is one of no rows.
     pub fn words(segments: &[Segment], phase_rows: u32) -> Vec<u32> {
         let mut words = vec![0; (phase_rows.div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS) as usize];
         for segment in segments {
@@ -161,35 +165,39 @@ impl Segment {
     }
 }
 
-/// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have [`RECORD_WORDS`], which
-/// [`record`] names.
+/// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have
+/// [`RECORD_WORDS`], which [`record`] names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Places {
     /// The chunk's token ids: as many as the largest phase has rows. Decode has each row's token in its record.
     pub tokens: u64,
-    /// Records of decoded rows, one behind the other: as many as the largest decode phase has rows. The pick brings each up to date for
-    /// the next decode; a row that is free is left alone by everybody.
+    /// Records of decoded rows, one behind the other: as many as the largest decode phase has rows. The pick brings
+    /// each up to date for the next decode; a row that is free is left alone by everybody.
     pub rows: u64,
-    /// The record of a prefill chunk, for kernels that know rows by their number alone: how many there are, up to the end of the last segment.
+    /// The record of a prefill chunk, for kernels that know rows by their number alone: how many there are, up to the
+    /// end of the last segment.
     pub chunk: u64,
-    /// Whose rows those of a prefill chunk are: a record of [`SEGMENT_WORDS`] for every [`SEGMENT_ROWS`] rows of the largest phase.
+    /// Whose rows those of a prefill chunk are: a record of [`SEGMENT_WORDS`] for every [`SEGMENT_ROWS`] rows of the
+    /// largest phase.
     pub segments: u64,
-    /// The record of the asked row of a chunk, the one whose logits are wanted; several take turns. The pick after a prefill works on it as on the first of
-    /// the decoded rows.
+    /// The record of the asked row of a chunk, the one whose logits are wanted; several take turns. The pick after a
+    /// prefill works on it as on the first of the decoded rows.
     pub asked: u64,
-    /// Which block holds a position of a global layer: [slot][position / [`BLOCK_ROWS`]], `max_pages` words for each ring.
+    /// Which block holds a position of a global layer: [slot][position / [`BLOCK_ROWS`]], `max_pages` words for each
+    /// ring.
     pub pages: u64,
     pub max_pages: u32,
     /// Tokens that are never picked; unused entries hold `u32::MAX`.
     pub suppress: u64,
     pub suppress_len: u32,
-    /// A ring of `history_len` entries, each with a word for every decoded row: the pick writes the row's token to the entry of its tick.
+    /// A ring of `history_len` entries, each with a word for every decoded row: the pick writes the row's token to the
+    /// entry of its tick.
     pub history: u64,
     pub history_len: u32,
     /// Logits of the decoded rows, or those of the asked row: f32, as many as the vocabulary has tokens for each row.
     pub logits: u64,
-    /// Which tokens may be picked, for each row with logits: a bit for every token, the lowest bit of the first word is token 0.
-    /// Only rows whose record says [`record::MASKED`] look there.
+    /// Which tokens may be picked, for each row with logits: a bit for every token, the lowest bit of the first word is
+    /// token 0. Only rows whose record says [`record::MASKED`] look there.
     pub masks: u64,
     /// Of a plan with towers.
     pub soft: Option<SoftPlaces>,
@@ -200,7 +208,8 @@ pub struct Places {
 pub struct SoftPlaces {
     /// For each row of the chunk a row of f32 as wide as the model. Only those of soft tokens are read.
     pub rows: u64,
-    /// A word for each row of the chunk: 0 for a token, which has its embedding; else how many soft tokens of the same picture come from this one on.
+    /// A word for each row of the chunk: 0 for a token, which has its embedding; else how many soft tokens of the same
+    /// picture come from this one on.
     pub ahead: u64,
     /// The token that stands in [`Places::tokens`] where a soft token is: its row of the per-layer table counts.
     pub pad: u32,
@@ -209,8 +218,8 @@ pub struct SoftPlaces {
 /// Where a picture is put, and what a tower makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TowerPlaces {
-    /// Two records: of the grid of patches and, behind it, of the grid of soft tokens. [`record::ROWS`] is how many there are,
-    /// [`record::TOKEN`] how many of them a row of the grid has.
+    /// Two records: of the grid of patches and, behind it, of the grid of soft tokens. [`record::ROWS`] is how many
+    /// there are, [`record::TOKEN`] how many of them a row of the grid has.
     pub grids: u64,
     /// The patches, as f32.
     pub patches: u64,

@@ -1,7 +1,7 @@
 //! Towers: programs that make soft tokens of pictures and sound, which then stand in a sequence in place of tokens.
 //!
-//! A tower's program is like the text's, over other rows: patches or frames for a chunk's tokens, soft tokens for the asked ones. It has no
-//! caches, since a medium is read in one pass.
+//! A tower's program is like the text's, over other rows: patches or frames for a chunk's tokens, soft tokens for the
+//! asked ones. It has no caches, since a medium is read in one pass.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,8 @@ pub const MOST_TOWERS: usize = 4;
 pub struct Tower {
     /// What its values are found under: `vision`, `audio`.
     pub name: String,
-    /// From patches or frames to soft tokens. [`Program::chunk`] is the most of them in a medium, [`Program::asked`] the most soft tokens.
+    /// From patches or frames to soft tokens. [`Program::chunk`] is the most of them in a medium, [`Program::asked`]
+    /// the most soft tokens.
     pub program: Program,
     pub medium: Medium,
     pub tokens: MediaTokens,

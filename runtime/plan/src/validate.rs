@@ -1,8 +1,10 @@
-//! What must hold of a decoded plan, whoever wrote it: every index exists, every shape fits, every byte lies in its file.
+//! What must hold of a decoded plan, whoever wrote it: every index exists, every shape fits, every byte lies in its
+//! file.
 //!
 //! An executor indexes slices by what a plan says. This is the one place that makes sure it may.
 
-use crate::program::RowCount;
+use gemma4c_ops::RowCount;
+
 use crate::validate_program::{MOST, check_name, check_program, is_floats};
 use crate::{Plan, Target, validate_cuda, validate_drafter, validate_tower};
 

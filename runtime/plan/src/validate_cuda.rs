@@ -1,7 +1,8 @@
 //! What must hold of the GPU's program: every range lies in its region, every index exists, and no launch is absurd.
 //!
-//! A GPU checks none of this. That the kernels stay within the ranges they are given is the compiler's promise, tested in its
-//! simulator; that the ranges lie in the allocations, and that no two launches meet there, is checked here, whoever wrote the plan.
+//! A GPU checks none of this. That the kernels stay within the ranges they are given is the compiler's promise, tested
+//! in its simulator; that the ranges lie in the allocations, and that no two launches meet there, is checked here,
+//! whoever wrote the plan.
 
 use std::collections::HashSet;
 
@@ -211,7 +212,7 @@ fn check_kernels(cuda: &Cuda) -> Result<(), String> {
 
 fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
     for load in &program.loads {
-        let weight = plan.weights.get(load.weight as usize).ok_or(format!("weight {} is loaded", load.weight))?;
+        let weight = plan.weights.get(load.weight.index()).ok_or(format!("weight {:?} is loaded", load.weight))?;
         let name = &weight.name;
         if load.rows == 0 || !weight.bytes.is_multiple_of(load.rows) {
             return Err(format!("{name}: {} bytes in {} rows", weight.bytes, load.rows));
@@ -278,8 +279,8 @@ fn check_phase(meaning: &Program, program: &CudaProgram, phase: &Phase) -> Resul
     check_edges(program, phase)
 }
 
-/// Every step waits for whoever wrote what it reads, and for whoever touched what it writes: by its own edges, or by those of the
-/// steps it waits for.
+/// Every step waits for whoever wrote what it reads, and for whoever touched what it writes: by its own edges, or by
+/// those of the steps it waits for.
 fn check_edges(program: &CudaProgram, phase: &Phase) -> Result<(), String> {
     let name = &phase.name;
     for (at, step) in phase.steps.iter().enumerate() {

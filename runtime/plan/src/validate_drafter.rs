@@ -1,18 +1,35 @@
-//! What must hold of a drafter: it reads the text's hidden state and caches, appends nothing, and scores the text's vocabulary.
+//! What must hold of a drafter: it reads the text's hidden state and caches, appends nothing, and scores the text's
+//! vocabulary.
 
-use crate::program::{Op, RowCount, Value, ValueIndex};
+use gemma4c_ops::{Op, RowCount};
+
+use crate::program::{Value, ValueIndex};
 use crate::validate_program::{check_program, is_floats};
 use crate::{Drafter, Plan, Program};
 
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     let others = std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program));
-    if let Some(step) = others.flat_map(|program| &program.steps).find(|step| step.op.is_drafters()) {
+    if let Some(step) = others.flat_map(|program| &program.steps).find(|step| is_drafters(step.op)) {
         return Err(format!("{:?} is a drafter's alone", step.op));
     }
     match &plan.drafter {
         None => Ok(()),
         Some(drafter) => check_drafter(plan, drafter).map_err(|why| format!("drafter: {why}")),
     }
+}
+
+/// Whether only a drafter's program has it.
+const fn is_drafters(op: Op) -> bool {
+    matches!(
+        op,
+        Op::Hidden { .. }
+            | Op::BorrowKv { .. }
+            | Op::Concat
+            | Op::Candidates { .. }
+            | Op::SpreadTokens { .. }
+            | Op::TokenMatMul { .. }
+            | Op::AttentionBefore { .. }
+    )
 }
 
 fn check_drafter(plan: &Plan, drafter: &Drafter) -> Result<(), String> {

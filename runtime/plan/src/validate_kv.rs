@@ -1,11 +1,12 @@
-//! What must hold of keys and values and of the words that host and device exchange: rings, blocks and records lie where there is
-//! memory for them.
+//! What must hold of keys and values and of the words that host and device exchange: rings, blocks and records lie
+//! where there is memory for them.
 
 use crate::Plan;
 use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS};
 use crate::validate_range::check_range;
 
-/// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart from the others.
+/// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart
+/// from the others.
 pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
     let layout = &program.kv_layout;
     let caches = &plan.program.caches;

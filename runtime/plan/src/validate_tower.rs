@@ -1,7 +1,9 @@
 //! What must hold of a tower: its program reads patches or frames and makes soft tokens that fit the text's rows.
 
+use gemma4c_ops::{Op, RowCount};
+
 use crate::Plan;
-use crate::program::{Kind, Op, RowCount};
+use crate::program::Kind;
 use crate::tower::{MOST_TOWERS, Medium, Stage, Tower};
 use crate::validate_program::{check_name, check_program};
 

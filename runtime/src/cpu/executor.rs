@@ -1,11 +1,11 @@
-//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, one token of each of several, or a picture's patches. A drafter's
-//! steps read the keys and values of the text's executor.
+//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, one token of each of several, or a
+//! picture's patches. A drafter's steps read the keys and values of the text's executor.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
-use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, Step, Value};
+use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, Step, Value, WeightId};
 
 use super::aligned::Aligned;
 use super::kv::{BLOCK_ROWS, KvLayer, Pages};
@@ -14,7 +14,7 @@ use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
 use super::ops::sound::{self, Near};
-use super::ops::{attention, candidates, elementwise, gather, matmul, moe, norm, rope};
+use super::ops::{attention, candidates, elementwise, gather, matmul, moe, norm, rope, rows};
 use crate::soft::SoftRows;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
@@ -180,7 +180,8 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need of.
+    /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need
+    /// of.
     pub(crate) fn open(plan: Arc<Plan>, location: &ModelLocation, room: Room) -> Result<Executor, RuntimeError> {
         let drafter = plan.drafter.iter().map(|drafter| &drafter.program);
         let programs =
@@ -190,7 +191,8 @@ impl Executor {
         let needed = needed.unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
             let what = "keys, values and activations";
-            return Err(RuntimeError::OutOfMemory { what, needed, available });
+            let advice = "ask for fewer --sequences, or compile with a smaller --ctx";
+            return Err(RuntimeError::OutOfMemory { what, needed, available, advice });
         }
         let weights = Weights::open(&plan, location)?;
         Ok(Executor::new(plan, Part::Text, Arc::new(weights), room))
@@ -202,7 +204,8 @@ impl Executor {
         Executor::new(Arc::clone(&self.plan), Part::Tower(index), Arc::clone(&self.weights), room)
     }
 
-    /// One that runs the plan's drafter over the same weights; `None` for a plan without one. It has no keys and values.
+    /// One that runs the plan's drafter over the same weights; `None` for a plan without one. It has no keys and
+    /// values.
     pub(crate) fn drafter(&self) -> Option<Executor> {
         let room = Room { rings: 0, blocks: 0 };
         let drafter = || Executor::new(Arc::clone(&self.plan), Part::Drafter, Arc::clone(&self.weights), room);
@@ -302,6 +305,8 @@ impl Executor {
         let step = &program.steps[index];
         let value = |i: u32| &program.values[i as usize];
         let output = value(step.output);
+        let width = output.width as usize;
+        let x_width = step.inputs.first().map_or(0, |x| value(*x).width as usize);
         let (before, out, after) = split(self.arena.as_mut_slice(), place(output, pass).unwrap_or(0..0));
         let after_starts = before.len() + out.len();
         let read = |i: usize| {
@@ -312,12 +317,12 @@ impl Executor {
                 false => &after[place.start - after_starts..place.end - after_starts],
             }
         };
-        let matrix = |w: u32| {
-            let weight = &self.plan.weights[w as usize];
+        let matrix = |w: WeightId| {
+            let weight = &self.plan.weights[w.index()];
             let (rows, cols) = (weight.dim(1) as usize, weight.dim(0) as usize);
             Matrix { dtype: weight.dtype, bytes: self.weights.bytes(weight), rows, cols }
         };
-        let vector = |w: u32| self.vectors[w as usize].as_slice();
+        let vector = |w: WeightId| self.vectors[w.index()].as_slice();
         let picture = || pass.picture.expect("a tower is given a picture");
         let routes =
             |i: usize| self.routes[step.inputs[i] as usize].as_ref().expect("a route is made before it is read");
@@ -326,33 +331,24 @@ impl Executor {
             // What they hold lies elsewhere.
             Op::Tokens | Op::BorrowKv { .. } => {}
             Op::Hidden { .. } => out.copy_from_slice(pass.hidden),
-            Op::Concat => {
-                let [a, b] = [0, 1].map(|i| value(step.inputs[i]).width as usize);
-                let rows = std::iter::zip(read(0).chunks_exact(a), read(1).chunks_exact(b));
-                for (out, (first, second)) in out.chunks_exact_mut(a + b).zip(rows) {
-                    out[..a].copy_from_slice(first);
-                    out[a..].copy_from_slice(second);
-                }
-            }
+            Op::Concat => rows::concat(read(0), x_width, read(1), width, out),
             Op::Candidates { each } => {
                 let order = &self.plan.drafter.as_ref().expect("the plan was checked").token_order;
                 let listed = candidates::list(&routes(0).ids, order, each as usize);
                 self.tokens[step.output as usize] = Some(listed);
             }
             Op::TokenMatMul { weight } => candidates::matmul(&matrix(weight), tokens(1), read(0), out),
-            Op::SpreadTokens => candidates::spread(read(0), tokens(1), output.width as usize, out),
+            Op::SpreadTokens { .. } => candidates::spread(read(0), tokens(1), width, out),
             Op::AttentionBefore { heads } => {
                 let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
                 let text = text.expect("a drafter runs beside the text");
-                let cache = &program.caches[cache as usize];
+                let cache = &program.caches[cache.index()];
                 let lent = self.plan.program.caches.iter().position(|own| own == cache).expect("the plan was checked");
                 // What a row sees without its own position is what one at the position before sees in a window less.
                 let window = cache.window.map(|window| window as usize - 1);
-                let span = |span: Span| {
-                    let kv = text.caches[lent].view(pages(&text.tables, span.slot, window.is_some()));
-                    attention::Span { kv, first_position: span.first_position - 1, rows: span.rows }
-                };
-                let spans: Vec<attention::Span> = pass.spans(output.rows).into_iter().map(span).collect();
+                let mut spans = pass.spans(output.rows);
+                spans.iter_mut().for_each(|span| span.first_position -= 1);
+                let spans = seen(&text.caches[lent], &text.tables, window.is_some(), &spans);
                 attention::attention(read(0), &spans, window, &[], heads as usize, out);
             }
             Op::Gather { table } => gather::gather(&matrix(table), pass.tokens, out),
@@ -363,21 +359,20 @@ impl Executor {
             Op::PlaceSoft => {
                 out.copy_from_slice(read(0));
                 for soft in pass.soft {
-                    out[soft.first * output.width as usize..][..soft.values.len()].copy_from_slice(soft.values);
+                    out[soft.first * width..][..soft.values.len()].copy_from_slice(soft.values);
                 }
             }
             Op::Patches { .. } => out.copy_from_slice(picture().patches),
             Op::AxisRows { table, axis } => {
                 let all = matrix(table);
                 // One table after the other; a row of a table is a row of the whole.
-                let slice = all.bytes.len() / self.plan.weights[table as usize].dim(2) as usize;
+                let slice = all.bytes.len() / self.plan.weights[table.index()].dim(2) as usize;
                 let table = Matrix { bytes: &all.bytes[axis as usize * slice..][..slice], ..all };
                 grid::axis_rows(&table, picture().grid, axis as usize, out);
             }
             Op::SubMean { group } => norm::sub_mean(read(0), group as usize, out),
             Op::HalvingConv { weight, channels } => {
-                let width = value(step.inputs[0]).width as usize;
-                sound::halving_conv(&matrix(weight), read(0), width, channels as usize, out);
+                sound::halving_conv(&matrix(weight), read(0), x_width, channels as usize, out);
             }
             Op::CausalConv { weight } => sound::causal_conv(&matrix(weight), read(0), out),
             Op::NearAttention { heads, reach, cap, weight } => {
@@ -386,39 +381,25 @@ impl Executor {
             }
             Op::Sigmoid => elementwise::sigmoid(read(0), out),
             Op::Relu => elementwise::relu(read(0), out),
-            Op::GridMean { side } => {
-                grid::grid_mean(read(0), picture().grid, side as usize, output.width as usize, out);
-            }
+            Op::GridMean { side } => grid::grid_mean(read(0), picture().grid, side as usize, width, out),
             Op::GridRope { head_dim, .. } => {
                 let table = self.ropes[index].as_ref().expect("every rotating step has its table");
                 out.copy_from_slice(read(0));
-                grid::grid_rope(out, output.width as usize, head_dim as usize, picture().grid, table);
+                grid::grid_rope(out, width, head_dim as usize, picture().grid, table);
             }
             Op::FullAttention { heads } => {
-                attention::full_attention(read(0), read(1), read(2), heads as usize, output.width as usize, out);
+                attention::full_attention(read(0), read(1), read(2), heads as usize, width, out);
             }
             Op::AddConstant { term } => elementwise::add_constant(read(0), term, out),
             Op::AddWeight { weight } => elementwise::add_weight(read(0), vector(weight), out),
             Op::AtLeast { weight } => elementwise::at_least(read(0), vector(weight), out),
             Op::AtMost { weight } => elementwise::at_most(read(0), vector(weight), out),
-            Op::TakeAsked => {
-                let width = output.width as usize;
-                let all = read(0);
-                for (to, row) in out.chunks_exact_mut(width).zip(pass.asked) {
-                    to.copy_from_slice(&all[row * width..][..width]);
-                }
-            }
-            Op::Columns { first, len } => {
-                let width = value(step.inputs[0]).width as usize;
-                let (first, len) = (first as usize, len as usize);
-                for (to, from) in out.chunks_exact_mut(len).zip(read(0).chunks_exact(width)) {
-                    to.copy_from_slice(&from[first..first + len]);
-                }
-            }
+            Op::TakeAsked => rows::take(read(0), width, pass.asked, out),
+            Op::Columns { first, .. } => rows::columns(read(0), x_width, first as usize, width, out),
             Op::MatMul { weight } => matmul::matmul(&matrix(weight), read(0), out),
             Op::ExpertMatMul { weight, first, len } => {
                 let Matrix { dtype, bytes, rows, cols } = matrix(weight);
-                let experts = self.plan.weights[weight as usize].dim(2) as usize;
+                let experts = self.plan.weights[weight.index()].dim(2) as usize;
                 let rows_used = first as usize..(first + len) as usize;
                 let experts = Experts { dtype, bytes, experts, rows, cols };
                 matmul::expert_matmul(&experts, &routes(1).ids, read(0), rows_used, out);
@@ -427,12 +408,10 @@ impl Executor {
                 norm::rms_norm(read(0), weight.map(vector), group as usize, eps, out);
             }
             Op::Route { top_k } => {
-                let experts = value(step.inputs[0]).width as usize;
-                let routes = moe::route(read(0), experts, top_k as usize);
-                self.routes[step.output as usize] = Some(routes);
+                self.routes[step.output as usize] = Some(moe::route(read(0), x_width, top_k as usize));
             }
             Op::ExpertSum { scale } => {
-                moe::mix_experts(read(0), routes(1), scale.map(vector), output.width as usize, out);
+                moe::mix_experts(read(0), routes(1), scale.map(vector), width, out);
             }
             Op::Add => elementwise::add(read(0), read(1), out),
             Op::Mul => elementwise::mul(read(0), read(1), out),
@@ -442,30 +421,25 @@ impl Executor {
             Op::Softcap { cap } => elementwise::softcap(read(0), cap, out),
             Op::Rope { head_dim, .. } => {
                 let table = self.ropes[index].as_ref().expect("every rotating step has its table");
-                let heads = output.width as usize / head_dim as usize;
+                let heads = width / head_dim as usize;
                 out.copy_from_slice(read(0));
                 rope::rope(out, heads, head_dim as usize, &pass.positions(output.rows), table);
             }
             Op::KvAppend { cache } => {
-                let (is_ring, width) = (program.caches[cache as usize].window.is_some(), value(step.inputs[0]).width);
+                let is_ring = program.caches[cache.index()].window.is_some();
                 let (mut keys, mut values) = (read(0), read(1));
                 for Span { slot, first_position, rows } in pass.spans(value(step.inputs[0]).rows) {
-                    let (own_keys, other_keys) = keys.split_at(rows * width as usize);
-                    let (own_values, other_values) = values.split_at(rows * width as usize);
+                    let (own_keys, other_keys) = keys.split_at(rows * x_width);
+                    let (own_values, other_values) = values.split_at(rows * x_width);
                     let pages = pages(&self.tables, slot, is_ring);
-                    self.caches[cache as usize].append(pages, first_position, own_keys, own_values);
+                    self.caches[cache.index()].append(pages, first_position, own_keys, own_values);
                     (keys, values) = (other_keys, other_values);
                 }
             }
             Op::Attention { heads } | Op::AttentionAhead { heads } => {
                 let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
-                let window = program.caches[cache as usize].window.map(|w| w as usize);
-                let (kv, tables) = (&self.caches[cache as usize], &self.tables);
-                let span = |span: Span| {
-                    let kv = kv.view(pages(tables, span.slot, window.is_some()));
-                    attention::Span { kv, first_position: span.first_position, rows: span.rows }
-                };
-                let spans: Vec<attention::Span> = pass.spans(output.rows).into_iter().map(span).collect();
+                let window = program.caches[cache.index()].window.map(|w| w as usize);
+                let spans = seen(&self.caches[cache.index()], &self.tables, window.is_some(), &pass.spans(output.rows));
                 let ahead = match step.op {
                     Op::AttentionAhead { .. } => pass.soft_positions(self.plan.model.hidden as usize),
                     _ => Vec::new(),
@@ -476,18 +450,29 @@ impl Executor {
     }
 }
 
+/// What rows see of a layer.
+fn seen<'a>(layer: &'a KvLayer, tables: &'a [Vec<u32>], is_ring: bool, spans: &[Span]) -> Vec<attention::Span<'a>> {
+    let span = |&Span { slot, first_position, rows }: &Span| attention::Span {
+        kv: layer.view(pages(tables, slot, is_ring)),
+        first_position,
+        rows,
+    };
+    spans.iter().map(span).collect()
+}
+
 /// Where a slot's sequence lies in a layer.
 fn pages(tables: &[Vec<u32>], slot: u32, is_ring: bool) -> Pages<'_> {
     if is_ring { Pages::Ring(slot) } else { Pages::Table(&tables[slot as usize]) }
 }
 
-/// The table of each RoPE step. Steps with the same frequencies share one, so that the angles of a pass are computed once.
+/// The table of each RoPE step. Steps with the same frequencies share one, so that the angles of a pass are computed
+/// once.
 fn rope_tables(steps: &[Step], vectors: &[Vec<f32>]) -> Vec<Option<Arc<RopeTable>>> {
     let mut tables: Vec<Arc<RopeTable>> = Vec::new();
     let mut table_of = |step: &Step| {
         let table = match step.op {
             Op::Rope { head_dim, base, factors } => {
-                RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()))
+                RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w.index()].as_slice()))
             }
             Op::GridRope { head_dim, base } => RopeTable::new(base, head_dim as usize / 2, None),
             _ => return None,

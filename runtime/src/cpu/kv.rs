@@ -1,8 +1,8 @@
 //! The KV cache of one layer for many sequences, in f32; rounded, where a plan's keys and values have 8 bits.
 //!
-//! It is pages of rows. A sliding layer has one page for each sequence, a ring: position p lies in row `p % rows`, and a page has the
-//! window plus the longest chunk, since a whole chunk is appended before its first row looks back a window. A global layer's pages
-//! are blocks of 256 positions, which a sequence's table names in order.
+//! It is pages of rows. A sliding layer has one page for each sequence, a ring: position p lies in row `p % rows`, and
+//! a page has the window plus the longest chunk, since a whole chunk is appended before its first row looks back a
+//! window. A global layer's pages are blocks of 256 positions, which a sequence's table names in order.
 
 use gemma4c_plan::cuda::KvType;
 
@@ -46,8 +46,8 @@ pub struct KvView<'a> {
 }
 
 impl KvLayer {
-    /// Memory is only reserved: the system hands it out zeroed and page by page as rows are written, so a long context costs
-    /// what it holds.
+    /// Memory is only reserved: the system hands it out zeroed and page by page as rows are written, so a long context
+    /// costs what it holds.
     pub fn new(pages: usize, rows: usize, heads: usize, head_dim: usize) -> KvLayer {
         let len = pages * rows * heads * head_dim;
         let (keys, values) = (Aligned::zeros(len), Aligned::zeros(len));

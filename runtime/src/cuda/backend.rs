@@ -1,7 +1,7 @@
 //! A plan on a GPU: loaded once, then replayed.
 //!
-//! Everything is allocated before the first token, and every CUDA graph is built from the plan's steps and their edges, instantiated and
-//! uploaded. What changes from token to token lies in device memory, so no graph is ever updated.
+//! Everything is allocated before the first token, and every CUDA graph is built from the plan's steps and their edges,
+//! instantiated and uploaded. What changes from token to token lies in device memory, so no graph is ever updated.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -62,8 +62,8 @@ pub struct OnGpu {
 }
 
 impl CudaBackend {
-    /// Opens the first GPU and loads one of the plan's programs onto it; `progress` is told the weights' bytes done and the bytes there are.
-    /// Returns the plan with that program alone.
+    /// Opens the first GPU and loads one of the plan's programs onto it; `progress` is told the weights' bytes done and
+    /// the bytes there are. Returns the plan with that program alone.
     pub(crate) fn open(
         mut plan: Plan,
         location: &ModelLocation,
@@ -173,7 +173,8 @@ impl CudaBackend {
         for Queued { launch, after } in self.launches(run)? {
             after.iter().for_each(|position| is_last[*position] = false);
             let own: Vec<Node> = after.iter().map(|position| nodes[*position]).collect();
-            // A launch that waits for several would wait for one of them; the first ones of a run overlap with nothing before it.
+            // A launch that waits for several would wait for one of them; the first ones of a run overlap with nothing
+            // before it.
             let overlaps = own.len() == 1;
             let after = if own.is_empty() { before } else { &own };
             nodes.push(self.add(graph, launch, overlaps, after)?);
@@ -244,8 +245,8 @@ impl CudaBackend {
     #[allow(unsafe_code)]
     pub(super) fn launch(&self, launch: &plan::Launch, may_overlap: bool) -> Result<(), CudaError> {
         let (function, shape) = (&self.functions[launch.kernel as usize], self.shape(launch, may_overlap));
-        // SAFETY: the ranges were checked against the regions, which live as long as `self`; that the kernel stays within
-        // them is the compiler's promise.
+        // SAFETY: the ranges were checked against the regions, which live as long as `self`; that the kernel stays
+        // within them is the compiler's promise.
         unsafe { function.launch(shape, &self.arguments(launch)) }
     }
 
@@ -261,8 +262,8 @@ pub(super) struct Queued<'a> {
     pub after: Vec<usize>,
 }
 
-/// Steps of a phase, the first of which is number `first`, and the launches that follow them: each of these after the one before it, and
-/// the first after all steps. What lies before the first step has ended.
+/// Steps of a phase, the first of which is number `first`, and the launches that follow them: each of these after the
+/// one before it, and the first after all steps. What lies before the first step has ended.
 fn with_edges<'a>(steps: &'a [plan::CudaStep], first: usize, then: &'a [plan::Launch]) -> Vec<Queued<'a>> {
     let mut all: Vec<Queued<'a>> = Vec::with_capacity(steps.len() + then.len());
     let mut is_last = vec![true; steps.len()];
@@ -297,12 +298,14 @@ fn check_memory(device: &Device, program: &CudaProgram, source: &Source) -> Resu
     let staging = if matches!(source, Source::Model(_)) { load::STAGING } else { 0 };
     let needed = program.memory.device().and_then(|bytes| bytes.checked_add(staging)).unwrap_or(u64::MAX);
     if needed > free {
-        return Err(RuntimeError::OutOfDeviceMemory { gpu: device.gpu.name.clone(), needed, free });
+        let (gpu, advice) = (device.gpu.name.clone(), program.memory.advice(free));
+        return Err(RuntimeError::OutOfDeviceMemory { gpu, needed, free, advice });
     }
     match machine::physical_memory() {
         Some(available) if program.memory.host > available => {
             let what = "tables that the GPU reads from the host";
-            Err(RuntimeError::OutOfMemory { what, needed: program.memory.host, available })
+            let advice = "compile with more --vram, or take a smaller model";
+            Err(RuntimeError::OutOfMemory { what, needed: program.memory.host, available, advice })
         }
         _ => Ok(free),
     }
@@ -370,8 +373,8 @@ impl Backend for CudaBackend {
             let mut launches = self.launches(run)?.into_iter().enumerate();
             return Ok(launches.try_for_each(|(index, queued)| self.launch(queued.launch, index > 0))?);
         };
-        // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone, and the plan's edges
-        // were checked.
+        // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone, and the
+        // plan's edges were checked.
         Ok(unsafe { graph.replay() }?)
     }
 

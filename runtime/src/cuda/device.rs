@@ -177,7 +177,8 @@ impl Device {
         }
     }
 
-    /// The driver's handle of the stream that launches are queued in, for another library to queue its own there. It lives as long as the device.
+    /// The driver's handle of the stream that launches are queued in, for another library to queue its own there. It
+    /// lives as long as the device.
     pub fn stream(&self) -> *mut std::ffi::c_void {
         self.context.stream.cast()
     }
@@ -233,7 +234,7 @@ impl Buffer {
 
     /// Overwrites the buffer from its start; waits until it is done.
     ///
-    /// On the device's own stream: the driver's synchronous copy may return while the last bytes are on their way, and
+    /// On the device's own stream: the driver's synchronous copy may return while the last bytes are in flight, and
     /// launches on our stream would not wait for them.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CudaError> {
         self.write_at(0, bytes)

@@ -1,4 +1,5 @@
-//! CUDA graphs: launches added one by one, each with the launches it waits for, and replayed with no host work between two kernels.
+//! CUDA graphs: launches added one by one, each with the launches it waits for, and replayed with no host work between
+//! two kernels.
 
 use std::sync::Arc;
 
@@ -31,8 +32,8 @@ impl Device {
 }
 
 impl GraphBuilder {
-    /// Adds a launch that runs after those it names. A dependent launch may start before they end: its edges are programmatic, and its
-    /// kernel waits itself.
+    /// Adds a launch that runs after those it names. A dependent launch may start before they end: its edges are
+    /// programmatic, and its kernel waits itself.
     pub fn launch(
         &mut self,
         function: &Function,
@@ -60,7 +61,8 @@ impl GraphBuilder {
             ctx: std::ptr::null_mut(),
         };
         let mut node = std::ptr::null_mut();
-        // SAFETY: the graph is ours; the driver copies parameters and arguments, of which there are as many as the kernel has.
+        // SAFETY: the graph is ours; the driver copies parameters and arguments, of which there are as many as the
+        // kernel has.
         #[allow(unsafe_code)]
         unsafe { sys::cuGraphAddKernelNode_v2(&mut node, self.graph, std::ptr::null(), 0, &parameters) }
             .result()

@@ -1,7 +1,8 @@
 //! Part of a GPU: a green context, which has so many of its SMs and no others.
 //!
-//! For timing: a program that is shaped for fewer SMs than this GPU has can be run on that many of them. The driver hands SMs out in steps of its own
-//! (eight on Hopper); a number that it would round is refused here, because a measurement must be of what was asked for.
+//! For timing: a program that is shaped for fewer SMs than this GPU has can be run on that many of them. The driver
+//! hands SMs out in steps of its own (eight on Hopper); a number that it would round is refused here, because a
+//! measurement must be of what was asked for.
 
 use cudarc::driver::{result, sys};
 
@@ -95,8 +96,8 @@ fn split(
 ) -> Result<(sys::CUdevResource, u32), result::DriverError> {
     let (mut part, mut rest) = (*all, *all);
     let mut groups = 1;
-    // SAFETY: the resource is the device's own; one group is asked for, and there is room for one and for the rest. The part is one of SMs,
-    // so that its union holds their number.
+    // SAFETY: the resource is the device's own; one group is asked for, and there is room for one and for the rest. The
+    // part is one of SMs, so that its union holds their number.
     #[allow(unsafe_code)]
     unsafe {
         sys::cuDevSmResourceSplitByCount(&mut part, &mut groups, all, &mut rest, flags, multiprocessors).result()?;

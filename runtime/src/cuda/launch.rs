@@ -29,7 +29,8 @@ impl Device {
     /// Loads the machine code of one source text; `name` is for errors.
     pub fn load(&self, name: &str, cubin: &[u8]) -> Result<Arc<Module>, CudaError> {
         self.context.enter()?;
-        // The driver finds the end of the image by its own headers; eight zero bytes keep a cut one from being overread.
+        // The driver finds the end of the image by its own headers; eight zero bytes keep a cut one from being
+        // overread.
         let image = [cubin, &[0; 8]].concat();
         // SAFETY: the image is readable for the whole call and not kept.
         #[allow(unsafe_code)]
@@ -52,8 +53,8 @@ impl Module {
         // SAFETY: the module is loaded for as long as `self` lives, and the function keeps it.
         #[allow(unsafe_code)]
         let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(finding())?;
-        // With lazy loading the driver would load it at its first launch; then the plan would not be ready when it says so.
-        // SAFETY: found just now.
+        // With lazy loading the driver would load it at its first launch; then the plan would not be ready when it says
+        // so. SAFETY: found just now.
         #[allow(unsafe_code)]
         unsafe { sys::cuFuncLoad(function) }.result().map_err(CudaError::driver(format!("loading kernel {name}")))?;
         if shared > 48 * 1024 {
@@ -90,9 +91,9 @@ impl Module {
     }
 }
 
-/// Bytes of each of the first `count` parameters, as many as there are. The driver reads as many arguments as a kernel has
-/// parameters, however many are passed; so they are compared before every launch. Parameters beyond `count` are not queried: the
-/// driver would return an error, which tools such as compute-sanitizer report.
+/// Bytes of each of the first `count` parameters, as many as there are. The driver reads as many arguments as a kernel
+/// has parameters, however many are passed; so they are compared before every launch. Parameters beyond `count` are not
+/// queried: the driver would return an error, which tools such as compute-sanitizer report.
 fn parameters(function: sys::CUfunction, count: usize) -> Vec<usize> {
     let size = |index: usize| {
         let (mut offset, mut size) = (0, 0);
@@ -237,8 +238,8 @@ fn tensor_map(address: u64, bytes: u64, width: u64) -> Result<Stored, CudaError>
 }
 
 impl Function {
-    /// The arguments as the driver reads them. An error if the kernel has others. Where it has a tensor map, memory becomes one: of rows of as many values as the first number
-    /// behind it says.
+    /// The arguments as the driver reads them. An error if the kernel has others. Where it has a tensor map, memory
+    /// becomes one: of rows of as many values as the first number behind it says.
     pub(super) fn stored(&self, arguments: &[Argument<'_>]) -> Result<Vec<Stored>, CudaError> {
         let expected = parameters(self.function, arguments.len());
         let fits = |argument: &Argument<'_>, size: usize| {
@@ -266,8 +267,8 @@ impl Function {
     /// Queues a launch; it runs after what was queued before.
     ///
     /// # Safety
-    /// Every access the kernel makes through its arguments must lie in their buffers: a GPU does not check. That they are as
-    /// many and as large as the kernel's parameters is checked here.
+    /// Every access the kernel makes through its arguments must lie in their buffers: a GPU does not check. That they
+    /// are as many and as large as the kernel's parameters is checked here.
     #[allow(unsafe_code)]
     pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         let context = &self.module.context;

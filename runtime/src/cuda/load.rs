@@ -1,7 +1,7 @@
 //! Loads the weights: file → pinned slot → device → repacking kernels.
 //!
-//! The bytes go in batches of whole rows, each as large as a slot. While the device copies and repacks one batch, all cores
-//! read the next from the file; an event says when a slot may be used again. Slots live only as long as this.
+//! The bytes go in batches of whole rows, each as large as a slot. While the device copies and repacks one batch, all
+//! cores read the next from the file; an event says when a slot may be used again. Slots live only as long as this.
 
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, LoadArgument, LoadPart, Region};
@@ -48,7 +48,7 @@ fn batches(plan: &Plan, program: &CudaProgram, slot: usize) -> Result<Vec<Vec<Pi
         if !load.parts.iter().any(goes_to_the_device) {
             continue;
         }
-        let weight = &plan.weights[load.weight as usize];
+        let weight = &plan.weights[load.weight.index()];
         let row_bytes = usize::try_from(weight.bytes / load.rows).unwrap_or(usize::MAX);
         if row_bytes > slot {
             return Err(RuntimeError::LongRow { tensor: weight.name.clone(), bytes: row_bytes, most: slot });
@@ -162,7 +162,7 @@ impl Loader<'_> {
         for piece in batch {
             let (bytes, after) = rest.split_at_mut(piece.at - start).1.split_at_mut(piece.bytes());
             (rest, start) = (after, piece.at + piece.bytes());
-            let weight = &self.plan.weights[self.program.loads[piece.load].weight as usize];
+            let weight = &self.plan.weights[self.program.loads[piece.load].weight.index()];
             let first = piece.first_row * piece.row_bytes as u64;
             let parts = bytes.chunks_mut(READ).enumerate();
             reads.extend(parts.map(|(i, bytes)| (weight, first + (i * READ) as u64, bytes)));
@@ -208,8 +208,8 @@ impl Loader<'_> {
                     LoadArgument::Out => Argument::Address(self.regions.address(&to) + piece.first_row * row_bytes, 0),
                     LoadArgument::Count => Argument::U32(count),
                 });
-                // SAFETY: rows and places were checked against the regions; that a kernel writes `row_bytes` for a row of
-                // `row_count` is the compiler's promise.
+                // SAFETY: rows and places were checked against the regions; that a kernel writes `row_bytes` for a row
+                // of `row_count` is the compiler's promise.
                 unsafe { function.launch(launch, &arguments) }?;
             }
         }
@@ -231,7 +231,7 @@ impl Loader<'_> {
         for load in &self.program.loads {
             for part in load.parts.iter().filter(|part| !goes_to_the_device(part)) {
                 let LoadPart::Copy { to } = part else { continue };
-                let weight = &self.plan.weights[load.weight as usize];
+                let weight = &self.plan.weights[load.weight.index()];
                 let bytes = self.regions.host(to);
                 let reads = bytes.par_chunks_mut(READ).enumerate();
                 reads.try_for_each(|(i, bytes)| self.weights.read(weight, (i * READ) as u64, bytes))?;

@@ -1,7 +1,7 @@
-//! Bytes on their way to the device, in pinned memory, so that the writer need not wait for the copy.
+//! Bytes in flight to the device, in pinned memory, so that the writer need not wait for the copy.
 //!
-//! The buffer has two halves: one is filled while the bytes of the other leave. Whoever fills faster than the device works waits for
-//! the older half, never for all that is queued.
+//! The buffer has two halves: one is filled while the bytes of the other leave. Whoever fills faster than the device
+//! works waits for the older half, never for all that is queued.
 
 use rayon::prelude::*;
 
@@ -34,14 +34,16 @@ impl Mailbox {
         &self.pinned
     }
 
-    /// Adds at most [`MAILBOX`] bytes, which are to be copied in the stream of launches. They stay unchanged until they have left.
+    /// Adds at most [`MAILBOX`] bytes, which are to be copied in the stream of launches. They stay unchanged until they
+    /// have left.
     pub fn put(&mut self, bytes: &[u8]) -> Result<std::ops::Range<usize>, CudaError> {
         let place = self.next(bytes.len())?;
         self.pinned.as_mut_slice()[place.clone()].copy_from_slice(bytes);
         Ok(place)
     }
 
-    /// The same of floats, by all cores: a picture is megabytes, and one core fills memory slower than the bus empties it.
+    /// The same of floats, by all cores: a picture is megabytes, and one core fills memory slower than the bus empties
+    /// it.
     pub fn put_floats(&mut self, values: &[f32]) -> Result<std::ops::Range<usize>, CudaError> {
         let place = self.next(4 * values.len())?;
         let bytes = self.pinned.as_mut_slice()[place.clone()].as_chunks_mut().0;

@@ -1,4 +1,5 @@
-//! Pinned host memory: the device copies from and to it asynchronously, and kernels can read it over the bus (zero-copy).
+//! Pinned host memory: the device copies from and to it asynchronously, and kernels can read it over the bus
+//! (zero-copy).
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -60,8 +61,8 @@ impl Pinned {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: allocated with this length and alive as long as `self`; its pages come from the system, so every byte has
-        // a value. Whoever queues a copy into it promises not to look before it is done.
+        // SAFETY: allocated with this length and alive as long as `self`; its pages come from the system, so every byte
+        // has a value. Whoever queues a copy into it promises not to look before it is done.
         #[allow(unsafe_code)]
         unsafe {
             std::slice::from_raw_parts(self.host.as_ptr(), self.bytes)

@@ -1,8 +1,9 @@
 //! How long each launch of a run takes, and how long the run takes as a whole.
 //!
-//! Two measurements, because neither is enough. Replayed as usual, launches overlap, so none has a time of its own. Serialised,
-//! with an event between each two, each has a time, but their sum is more than the whole. Both are CUDA graphs, so the host
-//! is in neither. Stamped kernels tell of the first what the second cannot: when their blocks started, waited and ended.
+//! Two measurements, because neither is enough. Replayed as usual, launches overlap, so none has a time of its own.
+//! Serialised, with an event between each two, each has a time, but their sum is more than the whole. Both are CUDA
+//! graphs, so the host is in neither. Stamped kernels tell of the first what the second cannot: when their blocks
+//! started, waited and ended.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,7 +23,8 @@ pub struct Profile {
     pub whole: f64,
     /// Each launch, after the one before it has ended: steps first, then the pick.
     pub launches: Vec<f64>,
-    /// The same launches as their blocks saw them when the run was last replayed as usual; `None` for those whose kernels are not stamped, or keep no times so far back.
+    /// The same launches as their blocks saw them when the run was last replayed as usual; `None` for those whose
+    /// kernels are not stamped, or keep no times so far back.
     pub chain: Vec<Option<Chained>>,
 }
 
@@ -74,7 +76,8 @@ impl CudaBackend {
         Ok(Profile { whole: middle(whole), launches: launches.into_iter().map(middle).collect(), chain })
     }
 
-    /// What stamped kernels have left of the last replay: the last launches of a kernel are the last of those that the run has of it.
+    /// What stamped kernels have left of the last replay: the last launches of a kernel are the last of those that the
+    /// run has of it.
     fn chain(&mut self, run: Run) -> Result<Vec<Option<Chained>>, RuntimeError> {
         self.wait()?;
         let launches = self.launches(run)?;

@@ -1,4 +1,5 @@
-//! The times that stamped kernels have left: when the blocks of each launch started, were released by the launch before, and ended.
+//! The times that stamped kernels have left: when the blocks of each launch started, were released by the launch
+//! before, and ended.
 
 use std::collections::HashSet;
 
@@ -21,7 +22,8 @@ pub struct Chained {
     pub asked: Span,
     pub released: Span,
     pub ended: Span,
-    /// Nanoseconds from a block's end to the end of the last one, on average: how unevenly the work is shared out, or the memory.
+    /// Nanoseconds from a block's end to the end of the last one, on average: how unevenly the work is shared out, or
+    /// the memory.
     pub uneven: u64,
     pub blocks: u32,
     /// SMs that had blocks of it.
@@ -33,7 +35,8 @@ pub(super) fn read(kernel: &Function) -> Result<Option<Vec<u64>>, CudaError> {
     kernel.variable(SYMBOL, BLOCKS * LAUNCHES * WORDS)
 }
 
-/// The last launches that a kernel's stamps tell of, the earliest first. One whose blocks are not all there is left out: it is older than what is kept.
+/// The last launches that a kernel's stamps tell of, the earliest first. One whose blocks are not all there is left
+/// out: it is older than what is kept.
 pub(super) fn launches(words: &[u64]) -> Vec<Chained> {
     let mut blocks: Vec<(usize, &[u64])> = words
         .chunks_exact(LAUNCHES * WORDS)
@@ -42,7 +45,8 @@ pub(super) fn launches(words: &[u64]) -> Vec<Chained> {
         .filter(|(_, of_launch)| of_launch[END] > 0)
         .collect();
     blocks.sort_by_key(|(_, of_launch)| of_launch[END]);
-    // A launch ends before the next one of the same kernel does, so where a block comes again, or one of another grid, the next begins.
+    // A launch ends before the next one of the same kernel does, so where a block comes again, or one of another grid,
+    // the next begins.
     let grid = |of_launch: &[u64]| (of_launch[PLACE] >> 32) as usize;
     let mut launches: Vec<Vec<&[u64]>> = Vec::new();
     let mut seen = HashSet::new();

@@ -21,7 +21,7 @@ struct Slot {
     ready: Event,
     /// Passes when the words have arrived on the host.
     here: Event,
-    /// Bytes on their way.
+    /// Bytes in flight.
     bytes: usize,
 }
 
@@ -36,7 +36,7 @@ impl Words {
     /// Queues the copy of so many bytes at an address of the device.
     #[allow(unsafe_code)]
     pub fn send(&mut self, address: u64, bytes: usize) -> Result<(), CudaError> {
-        assert!(self.count < SLOTS, "{SLOTS} copies are on their way and nobody receives them");
+        assert!(self.count < SLOTS, "{SLOTS} copies are in flight and nobody receives them");
         assert!(bytes <= self.most, "a copy of {bytes} bytes, and room for {}", self.most);
         let index = (self.first + self.count) % SLOTS;
         let slot = &mut self.slots[index];
@@ -53,7 +53,7 @@ impl Words {
 
     /// The words of the oldest copy, once they are here.
     pub fn receive(&mut self) -> Result<Vec<u32>, CudaError> {
-        assert!(self.count > 0, "nothing is on its way");
+        assert!(self.count > 0, "nothing is in flight");
         let index = self.first;
         (self.first, self.count) = ((index + 1) % SLOTS, self.count - 1);
         self.slots[index].here.wait()?;

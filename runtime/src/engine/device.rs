@@ -1,11 +1,12 @@
 //! What an engine drives: a loaded model with memory for many sequences.
 //!
-//! Work is queued in order, as on a CUDA stream: a call returns when the work is queued, and what comes of it is collected later, in
-//! the same order. A copy that is queued after a pass sees what the pass wrote, and memory that is given to another sequence is
-//! overwritten only after everything that was queued for the one before. Who owns which ring and which block is the engine's business alone.
+//! Work is queued in order, as on a CUDA stream: a call returns when the work is queued, and what comes of it is
+//! collected later, in the same order. A copy that is queued after a pass sees what the pass wrote, and memory that is
+//! given to another sequence is overwritten only after everything that was queued for the one before. Who owns which
+//! ring and which block is the engine's business alone.
 //!
-//! Keys and values have two homes. Sliding layers have a ring for each sequence, which a slot names. Global layers have blocks of
-//! [`Limits::block_rows`] positions, found through the slot's page table.
+//! Keys and values have two homes. Sliding layers have a ring for each sequence, which a slot names. Global layers have
+//! blocks of [`Limits::block_rows`] positions, found through the slot's page table.
 
 use gemma4c_plan::Sampling;
 
@@ -26,8 +27,8 @@ pub struct Limits {
     pub block_rows: u32,
     /// Sequences of one decode, at most.
     pub rows: u32,
-    /// Rows of one decode where sequences have several, at most: all of them, and those of one sequence. Of one sequence they stand at consecutive positions. 1
-    /// where no sequence may have a second row.
+    /// Rows of one decode where sequences have several, at most: all of them, and those of one sequence. Of one
+    /// sequence they stand at consecutive positions. 1 where no sequence may have a second row.
     pub decode_rows: u32,
     pub verified_rows: u32,
     /// Tokens that the device's own drafter guesses in a row, at most; 0 where it has none.
@@ -39,11 +40,11 @@ pub struct Limits {
     /// Positions a sequence may have.
     pub context: u32,
     pub vocab: u32,
-    /// Results worth having on their way before the first of them is read; 0 where work is done when it is queued. A ring has room for as many rows
-    /// beyond its window: a sequence whose rule changes goes back over what was queued.
+    /// Results worth having in flight before the first of them is read; 0 where work is done when it is queued. A ring
+    /// has room for as many rows beyond its window: a sequence whose rule changes goes back over what was queued.
     pub ahead: u32,
-    /// Rows that every ring has beyond its window. A row of a prompt may be asked for with fewer rows than that behind it in its chunk: more would have written
-    /// over what it looks back on.
+    /// Rows that every ring has beyond its window. A row of a prompt may be asked for with fewer rows than that behind
+    /// it in its chunk: more would have written over what it looks back on.
     pub spare_rows: u32,
     /// The second tier, in host memory: its units, and how many of them a ring and a block take.
     pub host_units: u32,
@@ -225,7 +226,8 @@ pub trait Device {
         &[]
     }
 
-    /// The soft tokens that a tower makes of a medium within its limits. It waits for everything that was queued before.
+    /// The soft tokens that a tower makes of a medium within its limits. It waits for everything that was queued
+    /// before.
     fn soft_tokens(&mut self, _tower: usize, _patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
         Err(RuntimeError::NoTower)
     }
@@ -233,34 +235,57 @@ pub trait Device {
     /// The blocks that hold a slot's positions, in order.
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
-    /// Computes chunks of prompts of different sequences in one pass: together no more rows than [`Limits::chunk`], where each starts at a
-    /// multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row, which are in the order of the chunks and their rows.
+    /// Computes chunks of prompts of different sequences in one pass: together no more rows than [`Limits::chunk`],
+    /// where each starts at a multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row,
+    /// which are in the order of the chunks and their rows.
     ///
-    /// Where a row of this or of a decode is [masked](Picking::masked), tokens are not picked yet: [`Device::pick`] comes next, before
-    /// anything else is queued. A masked row of a prompt is the only one that is asked for.
+    /// Where a row of this or of a decode is [masked](Picking::masked), tokens are not picked yet: [`Device::pick`]
+    /// comes next, before anything else is queued. A masked row of a prompt is the only one that is asked for.
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError>;
 
-    /// Computes one token for each row. Its result has one [`Picked`] a row. Rows of one sequence are beside each other, at consecutive positions.
+    /// Computes one token for each row. Its result has one [`Picked`] a row. Rows of one sequence are beside each
+    /// other, at consecutive positions.
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError>;
 
-    /// Whether the device's drafter can guess what follows the token at a position, which has not been decoded: the latest passes must have left the
-    /// hidden state of the position before.
+    /// Whether the device's drafter can guess what follows the token at a position, which has not been decoded: the
+    /// latest passes must have left the hidden state of the position before.
     fn can_draft(&self, _slot: u32, _position: u32) -> bool {
         false
     }
 
-    /// Decodes rows of which the first of each sequence has a token. The device's drafter guesses those of the others from it, which
-    /// [it can](Device::can_draft). It has two results: one [`Picked`] with a token for each row that was guessed for, in their order, and then those of a decode.
-    fn decode_drafting(&mut self, _rows: &[Row]) -> Result<(), RuntimeError> {
+    /// Decodes rows of which the first of each sequence has a token. The device's drafter guesses those of the others
+    /// from it, which [it can](Device::can_draft). It has two results: one [`Picked`] with a token for each row that
+    /// was guessed for, in their order, and then those of a decode. With `given` the other rows keep their own tokens,
+    /// and the drafter runs all the same.
+    fn decode_drafting(&mut self, _rows: &[Row], _given: bool) -> Result<(), RuntimeError> {
         Err(RuntimeError::NoDrafter)
     }
 
-    /// Computes the rows of the latest decode once more, each at its next position and with the token it picked there. Only for
-    /// rows that the device picks for, and whose logits nobody wants.
+    /// Whether one sequence can go on in rounds that the device closes by itself: it drafts, verifies, and decides what
+    /// is kept and where the next round begins, so that rounds can be queued behind each other.
+    fn has_rounds(&self) -> bool {
+        false
+    }
+
+    /// Says where such rounds begin: with a row whose token was not decoded yet, and after which [it can
+    /// draft](Device::can_draft).
+    fn begin_rounds(&mut self, _row: &Row) -> Result<(), RuntimeError> {
+        Err(RuntimeError::NoDrafter)
+    }
+
+    /// Queues a round behind where rounds have come to: so many drafts, a decode that verifies them, and what is kept
+    /// of them. Its result is the drafts that were right and the token behind them; nothing where that could not be
+    /// picked. What is `given` takes the places of the first drafts, and the drafter runs all the same.
+    fn round(&mut self, _drafts: u32, _given: &[u32], _picking: &Picking) -> Result<(), RuntimeError> {
+        Err(RuntimeError::NoDrafter)
+    }
+
+    /// Computes the rows of the latest decode once more, each at its next position and with the token it picked there.
+    /// Only for rows that the device picks for, and whose logits nobody wants.
     fn decode_again(&mut self) -> Result<(), RuntimeError>;
 
-    /// Picks the tokens of the pass that waits for masks: one a row, `None` where every token may come. The pass does not wait for it, only its picks do,
-    /// so that masks are computed while the device computes logits.
+    /// Picks the tokens of the pass that waits for masks: one a row, `None` where every token may come. The pass does
+    /// not wait for it, only its picks do, so that masks are computed while the device computes logits.
     fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError>;
 
     /// Waits for the oldest result that was not collected. Every prefill and every decode has one.
@@ -321,8 +346,20 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).can_draft(slot, position)
     }
 
-    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        (**self).decode_drafting(rows)
+    fn decode_drafting(&mut self, rows: &[Row], given: bool) -> Result<(), RuntimeError> {
+        (**self).decode_drafting(rows, given)
+    }
+
+    fn has_rounds(&self) -> bool {
+        (**self).has_rounds()
+    }
+
+    fn begin_rounds(&mut self, row: &Row) -> Result<(), RuntimeError> {
+        (**self).begin_rounds(row)
+    }
+
+    fn round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
+        (**self).round(drafts, given, picking)
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {

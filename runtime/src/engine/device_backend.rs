@@ -1,10 +1,12 @@
 //! A GPU, or whatever stands in for one, as an engine's device: sequences through the phases of a plan.
 //!
-//! Every decoded row has a record in device memory that says which sequence it is of, where it stands and how its next token is picked. The pick
-//! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
+//! Every decoded row has a record in device memory that says which sequence it is of, where it stands and how its next
+//! token is picked. The pick brings the record up to date, so that a decode can be repeated before the host has seen a
+//! token. Tokens come back in the order of the work.
 
 mod chunk;
-pub(crate) mod draft;
+mod draft;
+mod inspect;
 mod towers;
 
 use std::collections::VecDeque;
@@ -16,12 +18,13 @@ use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::inspect::Inspect;
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::soft::{Patches, TowerLimits};
 use crate::{ModelLocation, RuntimeError};
 
-/// Results on their way: enough that the device never waits for the host, few enough that little is computed in vain.
+/// Results in flight: enough that the device never waits for the host, few enough that little is computed in vain.
 const AHEAD: u32 = 4;
 
 /// What is wanted of such a device.
@@ -46,6 +49,8 @@ pub struct BackendDevice {
     /// Words of an entry of the history.
     history_rows: u32,
     most_candidates: u32,
+    /// Which rules the plan can pick by, and which of them it can with the tokens that are never picked.
+    plan_picks: Picks,
     picks: Picks,
     /// Bytes of a unit of the second tier.
     unit: u64,
@@ -62,7 +67,8 @@ pub struct BackendDevice {
     results: VecDeque<Awaited>,
     towers: towers::Towers,
     drafter: Option<draft::DrafterShape>,
-    /// Whose state entered the last norm in each row of the latest passes, by slot and position: what a drafter begins with.
+    /// Whose state entered the last norm in each row of the latest passes, by slot and position: what a drafter begins
+    /// with.
     entered: Vec<Option<(u32, u32)>>,
     hidden_width: u32,
 }
@@ -91,7 +97,7 @@ struct Waiting {
     records: u64,
 }
 
-/// A result on its way.
+/// A result in flight.
 enum Awaited {
     /// Words that tell no more than that the work is done.
     Done,
@@ -106,8 +112,8 @@ enum Awaited {
 }
 
 impl BackendDevice {
-    /// The first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the
-    /// bytes done and the bytes there are.
+    /// The first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded;
+    /// `progress` is told the bytes done and the bytes there are.
     pub fn on_cuda(
         plan: Plan,
         location: &ModelLocation,
@@ -172,9 +178,8 @@ impl BackendDevice {
             ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
         };
-        let fits = suppress.len() <= places.suppress_len as usize;
-        let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| fits && program.phases.iter().all(pick);
-        let picks = Picks {
+        let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| program.phases.iter().all(pick);
+        let plan_picks = Picks {
             largest: every(|phase| !phase.pick_largest.is_empty()),
             sampled: every(|phase| !phase.pick_sampled.is_empty()),
         };
@@ -191,7 +196,8 @@ impl BackendDevice {
             phases: program.all_phases().take(program.drafter_phase()).map(shape).collect(),
             history_rows: program.decode_rows(),
             most_candidates: program.most_candidates,
-            picks,
+            plan_picks,
+            picks: plan_picks,
             unit,
             tick: 0,
             latest: None,
@@ -200,19 +206,12 @@ impl BackendDevice {
             waiting: None,
             results: VecDeque::new(),
             towers: towers::Towers::of(plan, program),
-            drafter: draft::DrafterShape::of(program),
+            drafter: draft::DrafterShape::of(plan, program),
             entered: vec![None; program.decode_rows() as usize],
             hidden_width: plan.model.hidden,
         };
-        if fits {
-            device.suppress(&suppress)?;
-        }
+        device.suppress(&suppress)?;
         Ok(device)
-    }
-
-    /// The launches under it.
-    pub fn backend(&mut self) -> &mut dyn Backend {
-        self.backend.as_mut()
     }
 
     pub fn into_backend(self) -> Box<dyn Backend> {
@@ -351,18 +350,6 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// Results that were not collected yet.
-    pub(crate) fn on_their_way(&self) -> usize {
-        self.results.len()
-    }
-
-    /// Sets the tokens that are never picked; as many fit as the plan has words for.
-    pub(crate) fn suppress(&mut self, tokens: &[u32]) -> Result<(), RuntimeError> {
-        let mut words = vec![u32::MAX; self.places.suppress_len as usize];
-        words[..tokens.len()].copy_from_slice(tokens);
-        self.write(self.places.suppress, &words)
-    }
-
     /// Waits for the tokens that were just queued, and reads the logits of the rows that want them.
     fn read(&mut self, picking: &[Picking]) -> Result<Vec<Picked>, RuntimeError> {
         let tokens = self.read_tokens()?;
@@ -457,7 +444,7 @@ impl Device for BackendDevice {
     }
 
     fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
-        self.look(tower, patches.values, patches.columns, patches.rows, None)
+        self.run_tower(tower, patches, None)
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
@@ -484,8 +471,20 @@ impl Device for BackendDevice {
         self.drafter.is_some() && self.entered_row(slot, position).is_some()
     }
 
-    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        self.draft_sequences(rows)
+    fn decode_drafting(&mut self, rows: &[Row], given: bool) -> Result<(), RuntimeError> {
+        self.draft_sequences(rows, given)
+    }
+
+    fn has_rounds(&self) -> bool {
+        self.drafter.is_some()
+    }
+
+    fn begin_rounds(&mut self, row: &Row) -> Result<(), RuntimeError> {
+        self.write_round_records(row)
+    }
+
+    fn round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
+        self.queue_round(drafts, given, picking)
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
@@ -520,7 +519,7 @@ impl Device for BackendDevice {
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
         let picked = match self.results.front_mut() {
-            None => return Err(RuntimeError::Backend("no result is on its way".into())),
+            None => return Err(RuntimeError::Backend("no result is in flight".into())),
             Some(Awaited::Read(picked)) => std::mem::take(picked),
             Some(_) => self.receive(0)?,
         };

@@ -1,18 +1,22 @@
 //! The CPU as an engine's device: the plan's CPU program over rows of several sequences.
 //!
-//! Work is done when it is queued, so nothing is ever on its way. Memory is only reserved: what is not written costs nothing.
+//! Work is done when it is queued, so nothing is ever in flight. Memory is only reserved: what is not written costs
+//! nothing.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
-use gemma4c_plan::{Plan, Sampling};
+use gemma4c_plan::{Plan, RowCount, Sampling, Value};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::inspect::{DraftFrom, Inspect, Logits};
 use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
+use crate::backend::Backend;
 use crate::cpu::drafting::{self, Beginning, Draft};
 use crate::cpu::kv::BLOCK_ROWS;
-use crate::cpu::{Executor, Grid, Pass, Picture, Room, Span};
+use crate::cpu::{Executor, Grid, Pass, Picture, Room, Span, Tap};
 use crate::soft::{Patches, SoftRows, TowerLimits};
 use crate::{ModelLocation, RuntimeError, Sampler};
 
@@ -88,8 +92,8 @@ pub struct CpuDevice {
     results: VecDeque<Vec<Picked>>,
     /// What lies in the second tier, at the first of its units.
     host: Vec<Vec<f32>>,
-    /// Of a plan with a drafter: what runs it, and what the LM head read at the positions of the latest decode and of the prompts since, by slot and
-    /// position.
+    /// Of a plan with a drafter: what runs it, and what the LM head read at the positions of the latest decode and of
+    /// the prompts since, by slot and position.
     drafter: Option<Executor>,
     hidden: BTreeMap<(u32, u32), Vec<f32>>,
 }
@@ -158,7 +162,7 @@ impl CpuDevice {
         })
     }
 
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
@@ -205,16 +209,30 @@ impl CpuDevice {
 
     /// The logits of the asked rows. What they were made of is kept for a drafter.
     fn run(&mut self, parts: &Parts) -> &[f32] {
+        self.run_tapped(parts, &mut |_, _, _| {})
+    }
+
+    /// The same, with every value shown.
+    fn run_tapped(&mut self, parts: &Parts, tap: &mut Tap<'_>) -> &[f32] {
         let Parts { tokens, spans, asked, soft } = parts;
         let pass = Pass { tokens, spans, asked, soft, ..Pass::default() };
-        let Some(drafter) = &self.plan.drafter else { return self.executor.run(&pass, &mut |_, _, _| {}) };
+        let Some(drafter) = &self.plan.drafter else { return self.executor.run(&pass, tap) };
         let reads = self.plan.program.values[drafter.reads as usize].name.as_str();
         let hidden = &mut self.hidden;
         self.executor.run(&pass, &mut |name, width, values| {
             if name == reads {
                 hidden.extend(parts.places().into_iter().zip(values.chunks_exact(width).map(<[f32]>::to_vec)));
             }
+            tap(name, width, values);
         })
+    }
+
+    fn run_tower(&mut self, tower: usize, patches: Patches<'_>, tap: &mut Tap<'_>) -> Result<Vec<f32>, RuntimeError> {
+        let soft = self.tower_limits.get(tower).ok_or(RuntimeError::NoTower)?.soft_tokens(patches)?;
+        let executor = self.towers.entry(tower).or_insert_with(|| self.executor.tower(tower));
+        let grid = Grid { columns: patches.columns as usize, rows: patches.rows as usize };
+        let picture = Picture { grid, patches: patches.values, soft };
+        Ok(executor.run(&Pass { picture: Some(picture), ..Pass::default() }, tap).to_vec())
     }
 
     fn decode_latest(&mut self) {
@@ -233,26 +251,6 @@ impl CpuDevice {
         }
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
         self.finish(logits, picking, true);
-    }
-
-    /// Guesses what follows the first row of a sequence, for the others.
-    fn draft(&mut self, rows: &mut [Row]) -> Result<(), RuntimeError> {
-        let Some((first, others)) = rows.split_first_mut() else { return Ok(()) };
-        let drafter = self.plan.drafter.as_ref().ok_or(RuntimeError::NoDrafter)?;
-        if self.drafter.is_none() {
-            self.drafter = self.executor.drafter();
-        }
-        let Some(executor) = &mut self.drafter else { return Err(RuntimeError::NoDrafter) };
-        let before = first.position.checked_sub(1).and_then(|before| self.hidden.get(&(first.slot, before)));
-        let hidden = before.ok_or(RuntimeError::NothingToDraftFrom)?.clone();
-        let from = Beginning { slot: first.slot, token: first.token, position: first.position as usize, hidden };
-        let (steps, mut next) = (others.len() as u32, others.iter_mut());
-        let each = &mut |draft: Draft<'_>| {
-            if let Some(row) = next.next() {
-                row.token = draft.token;
-            }
-        };
-        drafting::draft((executor, drafter), &self.executor, from, steps, &mut |_, _, _| {}, each)
     }
 
     /// The page of a part, and whether it is a ring.
@@ -286,11 +284,7 @@ impl Device for CpuDevice {
     }
 
     fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
-        let soft = self.tower_limits.get(tower).ok_or(RuntimeError::NoTower)?.soft_tokens(patches)?;
-        let executor = self.towers.entry(tower).or_insert_with(|| self.executor.tower(tower));
-        let grid = Grid { columns: patches.columns as usize, rows: patches.rows as usize };
-        let picture = Picture { grid, patches: patches.values, soft };
-        Ok(executor.run(&Pass { picture: Some(picture), ..Pass::default() }, &mut |_, _, _| {}).to_vec())
+        self.run_tower(tower, patches, &mut |_, _, _| {})
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
@@ -338,13 +332,19 @@ impl Device for CpuDevice {
         position.checked_sub(1).is_some_and(|before| self.hidden.contains_key(&(slot, before)))
     }
 
-    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+    fn decode_drafting(&mut self, rows: &[Row], given: bool) -> Result<(), RuntimeError> {
         let mut rows = rows.to_vec();
         let mut drafts = Vec::new();
-        for sequence in Row::sequences(&rows.clone()) {
-            self.draft(&mut rows[sequence.clone()])?;
-            let guessed = rows[sequence].iter().skip(1);
-            drafts.extend(guessed.map(|row| Picked { token: row.token, logits: Vec::new() }));
+        for sequence in Row::sequences(&rows.clone()).filter(|rows| rows.len() > 1) {
+            let Row { slot, token, position, .. } = rows[sequence.start];
+            let first = drafts.len();
+            let from = DraftFrom { slot, token, position };
+            let mut each = |draft: Draft<'_>| drafts.push(Picked { token: draft.token, logits: Vec::new() });
+            self.draft(from, sequence.len() as u32 - 1, &mut |_, _, _| {}, &mut each)?;
+            if !given {
+                let guessed = rows[sequence].iter_mut().skip(1);
+                guessed.zip(&drafts[first..]).for_each(|(row, draft)| row.token = draft.token);
+            }
         }
         self.results.push_back(drafts);
         self.decode(&rows)
@@ -365,7 +365,7 @@ impl Device for CpuDevice {
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
-        self.results.pop_front().ok_or_else(|| RuntimeError::Backend("no result is on its way".into()))
+        self.results.pop_front().ok_or_else(|| RuntimeError::Backend("no result is in flight".into()))
     }
 
     fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
@@ -393,5 +393,95 @@ impl Device for CpuDevice {
             floats = layer.write_page(page, floats);
         }
         Ok(())
+    }
+}
+
+impl Inspect for CpuDevice {
+    fn suppress(&mut self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        self.sampler.set_suppress(tokens);
+        Ok(())
+    }
+
+    fn asked_rows(&self) -> u32 {
+        self.plan.program.asked.min(self.plan.program.chunk)
+    }
+
+    fn read(
+        &mut self,
+        chunk: &Chunk<'_>,
+        asked: Range<usize>,
+        tap: Option<&mut Tap<'_>>,
+        logits: &mut Logits<'_>,
+    ) -> Result<(), RuntimeError> {
+        let plan = Arc::clone(&self.plan);
+        let (program, vocab) = (&plan.program, self.limits.vocab as usize);
+        let mut nothing = |_: &str, _: usize, _: &mut [f32]| {};
+        let tap: &mut Tap<'_> = match tap {
+            Some(tap) => tap,
+            None => &mut nothing,
+        };
+        let rows: Vec<usize> = asked.collect();
+        // A picture that must not be cut may be more rows than a pass has logits for: the pass is repeated.
+        let parts = if rows.is_empty() { vec![&rows[..]] } else { rows.chunks(program.asked as usize).collect() };
+        for (part, asked) in parts.into_iter().enumerate() {
+            let is_new = |name: &str| {
+                let of_asked = |value: &Value| value.rows == RowCount::Asked && value.name == name;
+                part == 0 || program.values.iter().any(of_asked)
+            };
+            self.hidden.retain(|(slot, _), _| *slot != chunk.slot);
+            let mut parts = Parts { soft: chunk.soft, ..Parts::default() };
+            parts.add(chunk.slot, chunk.position as usize, chunk.tokens, asked);
+            let out = self.run_tapped(&parts, &mut |name, width, values| {
+                if is_new(name) {
+                    tap(name, width, values);
+                }
+            });
+            asked.iter().zip(out.chunks_exact(vocab)).for_each(|(row, values)| logits(*row, values));
+        }
+        Ok(())
+    }
+
+    fn look(
+        &mut self,
+        tower: usize,
+        patches: Patches<'_>,
+        tap: Option<&mut Tap<'_>>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        match tap {
+            Some(tap) => self.run_tower(tower, patches, tap),
+            None => self.run_tower(tower, patches, &mut |_, _, _| {}),
+        }
+    }
+
+    fn draft(
+        &mut self,
+        from: DraftFrom,
+        steps: u32,
+        tap: &mut Tap<'_>,
+        each: &mut dyn FnMut(Draft<'_>),
+    ) -> Result<(), RuntimeError> {
+        let DraftFrom { slot, token, position } = from;
+        let drafter = self.plan.drafter.as_ref().ok_or(RuntimeError::NoDrafter)?;
+        let before = position.checked_sub(1).and_then(|before| self.hidden.get(&(slot, before)));
+        let hidden = before.ok_or(RuntimeError::NothingToDraftFrom)?.clone();
+        if self.drafter.is_none() {
+            self.drafter = self.executor.drafter();
+        }
+        let Some(executor) = &mut self.drafter else { return Err(RuntimeError::NoDrafter) };
+        let from = Beginning { slot, token, position: position as usize, hidden };
+        drafting::draft((executor, drafter), &self.executor, from, steps, tap, each)
+    }
+
+    fn uncollected(&self) -> usize {
+        self.results.len()
+    }
+
+    fn wait(&mut self) -> Result<(), RuntimeError> {
+        self.results.clear();
+        Ok(())
+    }
+
+    fn backend(&mut self) -> Option<&mut dyn Backend> {
+        None
     }
 }

@@ -1,80 +1,24 @@
 //! Pictures and sounds of a prompt: what a request attaches, and when a device looks at it.
 //!
-//! A tower runs when the prompt has been read up to its medium, and not at all where a kept prefix has it. A chunk brings one new medium at most, so
-//! that running sequences get their tokens between two towers. What stands for a medium among the keys of a prefix is its hash: a
-//! picture has the same tokens as any other of its size.
+//! A tower runs when the prompt has been read up to its medium, and not at all where a kept prefix has it. A chunk
+//! brings one new medium at most, so that running sequences get their tokens between two towers. What stands for a
+//! medium among the keys of a prefix is its hash: a picture has the same tokens as any other of its size.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::attachment::Attachment;
 use super::device::Device;
-use super::request::{Request, RequestError};
+use super::request::{Id, Request, RequestError};
 use super::sequence::Sequence;
-use super::{Engine, Id};
+use super::state::Engine;
 use crate::RuntimeError;
-use crate::soft::{Patches, Placed, TowerLimits};
-
-/// A picture or a sound, as its tower reads it, in a prompt. A copy shares what it holds.
-#[derive(Clone)]
-pub struct Attachment {
-    /// Index of the tower in the plan.
-    pub tower: usize,
-    /// Where its first soft token stands; from there on the prompt has a placeholder for each.
-    pub position: u32,
-    values: Arc<[f32]>,
-    columns: u32,
-    rows: u32,
-    /// Of everything that its soft tokens depend on.
-    hash: [u64; 4],
-}
-
-impl fmt::Debug for Attachment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Attachment { tower, position, columns, rows, .. } = self;
-        write!(f, "Attachment({columns} x {rows} of tower {tower} at {position})")
-    }
-}
+use crate::soft::{Placed, TowerLimits};
 
 /// Sets the keys of soft tokens apart from those of tokens.
 const SOFT: u64 = 1 << 63;
 
-impl Attachment {
-    /// Its hash takes some milliseconds: one is made where nobody waits for it.
-    pub fn new(tower: usize, position: u32, patches: Patches<'_>) -> Attachment {
-        let Patches { values, columns, rows } = patches;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(
-            &[(tower as u64).to_le_bytes(), (u64::from(columns) << 32 | u64::from(rows)).to_le_bytes()].concat(),
-        );
-        // Bytes of a few thousand numbers at a time: there is no second copy of all.
-        for values in values.chunks(4096) {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            hasher.update(&bytes);
-        }
-        let words = hasher.finalize();
-        let word = |index: usize| words.as_bytes().as_chunks::<8>().0[index];
-        let hash = [0, 1, 2, 3].map(|index| u64::from_le_bytes(word(index)));
-        Attachment { tower, position, values: values.into(), columns, rows, hash }
-    }
-
-    /// The same at another place.
-    pub fn at(self, position: u32) -> Attachment {
-        Attachment { position, ..self }
-    }
-
-    pub fn patches(&self) -> Patches<'_> {
-        Patches { values: &self.values, columns: self.columns, rows: self.rows }
-    }
-
-    /// Its soft tokens' positions. Only of one that was checked.
-    fn positions(&self, towers: &[TowerLimits]) -> Range<usize> {
-        let soft = towers[self.tower].medium.soft(u64::from(self.columns) * u64::from(self.rows));
-        self.position as usize..self.position as usize + soft as usize
-    }
-}
-
-/// What tells the prompts of requests apart, a word for each position: its token, or part of the hash of the medium that stands there.
+/// What tells the prompts of requests apart, a word for each position: its token, or part of the hash of the medium
+/// that stands there.
 pub(super) fn keys(request: &Request, towers: &[TowerLimits]) -> Vec<u64> {
     let mut keys: Vec<u64> = request.prompt.iter().map(|token| u64::from(*token)).collect();
     for attachment in &*request.media {
@@ -117,8 +61,8 @@ pub(super) fn check(request: &Request, towers: &[TowerLimits], chunk: u32) -> Re
 }
 
 impl Sequence {
-    /// Where a chunk of its prompt ends that begins at `from` and is to end at `end`: with one medium at most whose soft tokens are still to be made, and
-    /// with all rows of a picture whose rows see each other.
+    /// Where a chunk of its prompt ends that begins at `from` and is to end at `end`: with one medium at most whose
+    /// soft tokens are still to be made, and with all rows of a picture whose rows see each other.
     pub(super) fn end_by_media(&self, from: u32, end: u32, towers: &[TowerLimits]) -> u32 {
         let media = || self.request.media.iter();
         let unseen =
@@ -126,7 +70,8 @@ impl Sequence {
         let second = unseen.filter(|positions| positions.end > from as usize).nth(1);
         let end = second.map_or(end as usize, |positions| positions.start.min(end as usize));
         let whole = media().filter(|attachment| towers[attachment.tower].is_whole);
-        let whole = whole.map(|attachment| attachment.positions(towers));
+        let made = self.soft.iter().filter(|placed| placed.is_whole).map(|placed| placed.positions.clone());
+        let whole = whole.map(|attachment| attachment.positions(towers)).chain(made);
         crate::soft::uncut(whole, from as usize, end) as u32
     }
 
@@ -137,13 +82,14 @@ impl Sequence {
     /// Whether some of these positions are soft tokens'.
     pub(super) fn has_soft(&self, from: u32, end: u32, towers: &[TowerLimits]) -> bool {
         let within = |positions: Range<usize>| positions.start < end as usize && (from as usize) < positions.end;
-        self.request.media.iter().any(|attachment| within(attachment.positions(towers)))
+        let mut media = self.request.media.iter().map(|attachment| attachment.positions(towers));
+        media.any(within) || self.soft.iter().any(|placed| within(placed.positions.clone()))
     }
 }
 
 impl<D: Device> Engine<D> {
-    /// Makes the soft tokens of a sequence that stand at these positions, as far as they are not there. All results on their way are collected first: the
-    /// time that a tower takes is nobody's.
+    /// Makes the soft tokens of a sequence that stand at these positions, as far as they are not there. All results in
+    /// flight are collected first: the time that a tower takes is nobody's.
     pub(super) fn look(&mut self, id: Id, from: u32, end: u32) -> Result<(), RuntimeError> {
         let Some(sequence) = self.sequences.get(&id) else { return Ok(()) };
         let towers = self.device.towers();

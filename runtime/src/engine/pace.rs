@@ -1,10 +1,12 @@
 //! How much of the prompts goes between two decodes.
 //!
-//! A chunk of a prompt delays the next token of every running sequence by the time it takes. The limit on that gap, less the time of a
-//! decode, is what chunks may take together. A chunk's time is not in proportion to its tokens, since a short one reads all weights too:
-//! each size that the device has is measured by itself, and so is a decode for each power of two of its rows. Times are those between results, so that they are right for a device that works
-//! ahead of the host, too.
+//! A chunk of a prompt delays the next token of every running sequence by the time it takes. The limit on that gap,
+//! less the time of a decode, is what chunks may take together. A chunk's time is not in proportion to its tokens,
+//! since a short one reads all weights too: each size that the device has is measured by itself, and so is a decode for
+//! each power of two of its rows. Times are those between results, so that they are right for a device that works ahead
+//! of the host, too.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::device::Limits;
@@ -17,8 +19,8 @@ pub enum Gap {
     Any,
     /// This, where the smallest chunk allows it.
     Within(Duration),
-    /// A decode and a chunk of [`WORTHWHILE`] tokens, but no less than [`SHORT_GAP`] and no more than [`LONG_GAP`]: shorter chunks read all
-    /// weights for few tokens, and would make prompts, and with them everybody, wait.
+    /// A decode and a chunk of [`WORTHWHILE`] tokens, but no less than [`SHORT_GAP`] and no more than [`LONG_GAP`]:
+    /// shorter chunks read all weights for few tokens, and would make prompts, and with them everybody, wait.
     Measured,
 }
 
@@ -35,8 +37,14 @@ const FIRST_GUESS: u32 = 128;
 /// Weight of the latest measurement in the running mean: a slower one counts at once, a faster one has to last.
 const SLOWER: f64 = 0.5;
 const FASTER: f64 = 0.1;
-/// What is left of the time of an asked row after each chunk that has only one: a time that keeps prompts apart would never be measured again.
+/// What is left of the time of an asked row after each chunk that has only one: a time that keeps prompts apart would
+/// never be measured again.
 const FADING: f64 = 0.98;
+
+/// Of what a round that a device closes was seen to take, what one more counts.
+const CLOSED_WEIGHT: f64 = 0.1;
+/// Of what the last drafts cost that were tried, what more are hoped to cost.
+const HOPED_SHARE: f64 = 0.5;
 
 /// Times measured so far.
 #[derive(Debug, Default)]
@@ -52,6 +60,48 @@ pub(super) struct Pace {
     draft: Option<f64>,
     /// Seconds of each asked row of a chunk but the first, which is in the chunk's own time.
     asked: Option<f64>,
+    /// Of the rounds that a device closes by itself.
+    pub closed: ClosedRounds,
+}
+
+/// Seconds of a round that a device closes by itself, drafts included, by their number. What a draft more takes is not
+/// the same for all: a device may verify eight rows in the time of three.
+#[derive(Debug, Default)]
+pub(super) struct ClosedRounds(BTreeMap<u32, f64>);
+
+impl ClosedRounds {
+    pub fn measured(&mut self, drafts: u32, seconds: f64) {
+        let known = self.0.entry(drafts).or_insert(seconds);
+        *known += CLOSED_WEIGHT * (seconds - *known);
+    }
+
+    /// Whether a round with so many was measured.
+    pub fn knows(&self, drafts: u32) -> bool {
+        self.0.contains_key(&drafts)
+    }
+
+    /// The most drafts of a round that was measured.
+    pub fn most(&self) -> Option<u32> {
+        self.0.last_key_value().map(|(drafts, _)| *drafts)
+    }
+
+    /// What a round takes with so many drafts. Between two numbers that were seen it lies between them. Beyond them
+    /// more drafts are hoped to cost half of what the last ones did, since a device may verify eight rows in the time
+    /// of five: where that is wrong, the first such round shows it.
+    pub fn seconds(&self, drafts: u32) -> f64 {
+        let mut below = self.0.range(..=drafts).rev();
+        let (above, below, before) = (self.0.range(drafts..).next(), below.next(), below.next());
+        let slope = |(a, low): (&u32, &f64), (b, high): (&u32, &f64)| (high - low) / f64::from(b - a);
+        match (before, below, above) {
+            (_, Some((seen, seconds)), _) if *seen == drafts => *seconds,
+            (_, Some(low), Some(high)) => low.1 + slope(low, high) * f64::from(drafts - low.0),
+            (Some(lower), Some(low), None) => {
+                low.1 + HOPED_SHARE * slope(lower, low).max(0.0) * f64::from(drafts - low.0)
+            }
+            (_, Some((_, seconds)), _) | (_, None, Some((_, seconds))) => *seconds,
+            (_, None, None) => f64::INFINITY,
+        }
+    }
 }
 
 /// A piece of a prompt that may share a chunk with those before it.
@@ -118,8 +168,9 @@ impl Pace {
         }
     }
 
-    /// How many of some pieces, from the first on, are to share the next chunk, so that all of them take the least time in the end. The first always
-    /// goes in, others only within the budget. Of equal times that of the fuller chunk. Before anything was measured, all.
+    /// How many of some pieces, from the first on, are to share the next chunk, so that all of them take the least time
+    /// in the end. The first always goes in, others only within the budget. Of equal times that of the fuller chunk.
+    /// Before anything was measured, all.
     pub fn together(&self, shares: &[Share], budget: &Budget, limits: &Limits) -> usize {
         if self.chunks.iter().all(Option::is_none) {
             return shares.len();
@@ -146,7 +197,8 @@ impl Pace {
         self.seconds(size_of(rows, limits), limits) + self.more_asked(asked)
     }
 
-    /// The same, but a size above all that were measured takes no longer than the largest of these: it is tried, or it would never be measured.
+    /// The same, but a size above all that were measured takes no longer than the largest of these: it is tried, or it
+    /// would never be measured.
     fn hoped_seconds(&self, rows: u32, asked: u32, limits: &Limits) -> f64 {
         let size = size_of(rows, limits);
         let largest = self.chunks.iter().rposition(Option::is_some).unwrap_or(size);
@@ -157,7 +209,8 @@ impl Pace {
         asked.saturating_sub(1) as f64 * self.asked.unwrap_or(0.0)
     }
 
-    /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger one takes no less.
+    /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger
+    /// one takes no less.
     fn decode_seconds(&self, rows: u32) -> f64 {
         let of = |power: usize| self.decodes[power].or(self.rounds[power]);
         let power = power_of(rows);
@@ -170,8 +223,8 @@ impl Pace {
         self.decodes[power_of(rows)]
     }
 
-    /// The time of a decode of so many rows that verifies drafts. A size that was not measured is hoped to take no longer than the largest smaller one: it is
-    /// tried, or it would never be measured.
+    /// The time of a decode of so many rows that verifies drafts. A size that was not measured is hoped to take no
+    /// longer than the largest smaller one: it is tried, or it would never be measured.
     pub fn round_seconds(&self, rows: u32) -> f64 {
         let of = |power: usize| self.rounds[power].or(self.decodes[power]);
         let power = power_of(rows);
@@ -189,8 +242,9 @@ impl Pace {
         self.rounds.iter_mut().flatten().for_each(|seconds| *seconds *= FADING);
     }
 
-    /// The time of a chunk of a size. Of one that was not measured: on the line between its neighbours; below all of them, halfway between none
-    /// and all of the time being for the weights; above all of them, no more than that many smaller ones.
+    /// The time of a chunk of a size. Of one that was not measured: on the line between its neighbours; below all of
+    /// them, halfway between none and all of the time being for the weights; above all of them, no more than that many
+    /// smaller ones.
     fn seconds(&self, index: usize, limits: &Limits) -> f64 {
         let of = |index: usize| self.chunks.get(index).copied().flatten();
         if let Some(seconds) = of(index) {
@@ -214,6 +268,8 @@ impl Pace {
             Work::Decode(rows) => mix(&mut self.decodes[power_of(rows)], time),
             Work::Round(rows) => mix(&mut self.rounds[power_of(rows)], time),
             Work::Drafts(tokens) => mix(&mut self.draft, time / f64::from(tokens.max(1))),
+            Work::Closed { drafts, .. } => self.closed.measured(drafts, time),
+            Work::Unmeasured => {}
             Work::Prompt { rows, asked } => {
                 let size = size_of(rows, limits);
                 self.chunks.resize(limits.chunks.len(), None);
@@ -240,6 +296,11 @@ pub(super) enum Work {
     Round(u32),
     /// So many tokens of the device's drafter.
     Drafts(u32),
+    /// A round of so many drafts that the device closes by itself, and whether they are tried although they do not seem
+    /// to pay.
+    Closed { drafts: u32, is_trial: bool },
+    /// What tells nothing about times.
+    Unmeasured,
 }
 
 /// The least power of two that so many rows fit, as its exponent.
@@ -377,7 +438,8 @@ mod tests {
         for (rows, time) in [(32, 3.5), (128, 4.0), (512, 8.0), (2048, 30.0)] {
             pace.measured(ms(time), prompt(rows), &limits());
         }
-        // Two in 128 rows take 4 ms instead of 7; a third by itself 3.5 more, and with them 4; eight take 8 instead of 28.
+        // Two in 128 rows take 4 ms instead of 7; a third by itself 3.5 more, and with them 4; eight take 8 instead of
+        // 28.
         assert_eq!([1, 2, 3, 8].map(|count| together(&pace, nobody, &shares(count, 20))), [1, 2, 2, 8]);
         // Sixteen in two chunks of 8 ms: one of 1,024 rows would take 30.
         assert_eq!(together(&pace, nobody, &shares(16, 20)), 8);

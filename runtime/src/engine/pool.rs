@@ -1,7 +1,8 @@
 //! Who has which ring and which block.
 //!
-//! A block may have several owners: sequences that share a prefix, and the prefixes that are kept. It is free when the last lets go. Rings
-//! have one owner each. Nothing is allocated here: these are numbers of places that the device has reserved.
+//! A block may have several owners: sequences that share a prefix, and the prefixes that are kept. It is free when the
+//! last lets go. Rings have one owner each. Nothing is allocated here: these are numbers of places that the device has
+//! reserved.
 
 use super::device::Limits;
 

@@ -1,14 +1,16 @@
 //! Prompts on their way in: whose tokens go before the next decode, and which of them together.
 //!
-//! A chunk reads all weights, however few rows it has, so that short prompts share one. Nobody overtakes: a chunk takes the next piece of the oldest
-//! prompt, and then of those behind it in order of arrival, as long as each fits whole, up to its end or to the place of a snapshot. Prompts whose first token is
-//! picked by a mask, those whose logits are read token by token, and chunks with soft tokens are for themselves.
+//! A chunk reads all weights, however few rows it has, so that short prompts share one. Nobody overtakes: a chunk takes
+//! the next piece of the oldest prompt, and then of those behind it in order of arrival, as long as each fits whole, up
+//! to its end or to the place of a snapshot. Prompts whose first token is picked by a mask, those whose logits are read
+//! token by token, and chunks with soft tokens are for themselves.
 
 use super::device::{AskedRow, Chunk, Device, Picking};
 use super::pace::{Budget, Share, Work};
 use super::prefix::Prompt;
+use super::request::{Finish, Id};
 use super::sequence::Sequence;
-use super::{Engine, Finish, Id, InFlight};
+use super::state::{Engine, InFlight};
 use crate::RuntimeError;
 use crate::soft::SoftRows;
 
@@ -137,6 +139,8 @@ impl<D: Device> Engine<D> {
             rows = u32::next_multiple_of(rows, self.limits.alignment) + piece.tokens();
         }
         self.device.prefill(&chunks, &asked)?;
+        // A pass between two rounds takes the places that the next would begin with.
+        self.rounds = None;
         self.shared_chunks += u64::from(pieces.len() > 1);
         if asked.iter().any(|row| row.picking.masked)
             && let Some(sequence) = self.sequences.get_mut(&pieces[0].id)
@@ -157,11 +161,11 @@ impl<D: Device> Engine<D> {
                 self.steady = false;
             } else {
                 // Nothing is to be generated.
-                self.collect_beyond(if piece.reads { 0 } else { self.limits.ahead as usize })?;
+                self.collect_beyond(if piece.reads { 0 } else { self.ahead })?;
                 self.finish(piece.id, Finish::Length);
             }
         }
-        self.collect_beyond(self.limits.ahead as usize)
+        self.collect_beyond(self.ahead)
     }
 
     /// A piece is queued: what comes after it is next, and where a snapshot is wanted, it is taken.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gemma4c_plan::Sampling;
 
+use super::attachment::Attachment;
 use super::device::Mask;
-use super::media::Attachment;
 use crate::RuntimeError;
 
 /// The longest salt.
@@ -31,11 +31,12 @@ pub enum Demand {
 pub trait Rule: Send {
     fn demand(&self) -> Demand;
 
-    /// Takes from a mask that allows everything what may not come next. A row without any token left ends its sequence. Only where it demands a mask.
+    /// Takes from a mask that allows everything what may not come next. A row without any token left ends its sequence.
+    /// Only where it demands a mask.
     fn restrict(&mut self, allowed: &mut Mask);
 
-    /// Changes the logits that the next token is picked from, as far as it demands anything. A token whose logit is NaN is not picked; a row without
-    /// any other ends its sequence.
+    /// Changes the logits that the next token is picked from, as far as it demands anything. A token whose logit is NaN
+    /// is not picked; a row without any other ends its sequence.
     fn apply(&mut self, logits: &mut [f32]);
 
     /// What was picked, whatever it has demanded. Stop tokens end a sequence and are not told.
@@ -76,8 +77,8 @@ pub struct Request {
     pub salt: Arc<[u8]>,
     /// Every token comes with the model's own logits, which a rule has not changed.
     pub logits: bool,
-    /// The logits after each token of the prompt but the last come too. Token by token, since a device has room for the logits of one row; what is
-    /// kept of such a prompt is not used.
+    /// The logits after each token of the prompt but the last come too. Token by token, since a device has room for the
+    /// logits of one row; what is kept of such a prompt is not used.
     pub prompt_logits: bool,
     pub rule: Option<BoxedRule>,
     /// Pictures and sounds, in the order of their places in the prompt.

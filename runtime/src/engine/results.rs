@@ -1,25 +1,29 @@
-//! What comes back of a device: masks on their way to its picks, tokens that the host picks, and what each token means to its sequence.
+//! What comes back of a device: masks in flight to its picks, tokens that the host picks, and what each token means to
+//! its sequence.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::device::{Device, Mask, Picked};
 use super::pace::Work;
+use super::request::{Demand, Event, Finish, Id, Request};
 use super::sequence::Sequence;
-use super::{BoxedRule, Demand, Device, Engine, Event, Finish, Id, InFlight, Mask, Picked, Request};
-use crate::{RuntimeError, Sampler};
+use super::state::{Engine, InFlight};
+use crate::RuntimeError;
 
 impl<D: Device> Engine<D> {
-    /// A decode of the batch is queued. Where its picks wait for masks, these follow from the tokens before: they are collected, and the
-    /// masks computed, while the device computes the logits.
+    /// A decode of the batch is queued. Where its picks wait for masks, these follow from the tokens before: they are
+    /// collected, and the masks computed, while the device computes the logits.
     pub(super) fn await_decode(&mut self) -> Result<(), RuntimeError> {
         self.in_flight.push_back(InFlight {
-            rows: self.batch.clone(),
+            rows: Arc::clone(&self.batch),
             work: Work::Decode(self.batch.len() as u32),
             waits: self.guided,
             read: None,
         });
-        self.speculation.pass_by();
+        self.speculation.trials.pass_by();
         if !self.guided {
             return Ok(());
         }
@@ -34,7 +38,8 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// What may come next in each row of the batch. A grammar takes microseconds, and some take milliseconds: several go to several cores.
+    /// What may come next in each row of the batch. A grammar takes microseconds, and some take milliseconds: several
+    /// go to several cores.
     fn masks(&mut self) -> Vec<Option<Mask>> {
         let rows: BTreeMap<Id, usize> = self.batch.iter().copied().zip(0..).collect();
         let mut masks = vec![None; self.batch.len()];
@@ -57,7 +62,7 @@ impl<D: Device> Engine<D> {
         self.collect_beyond(0)
     }
 
-    /// Waits until no more results than that are on their way.
+    /// Waits until no more results than that are in flight.
     pub(super) fn collect_beyond(&mut self, on_their_way: usize) -> Result<(), RuntimeError> {
         while self.in_flight.len() > on_their_way {
             self.collect()?;
@@ -76,14 +81,30 @@ impl<D: Device> Engine<D> {
             let events = of_prompt.map(|(picked, position)| Event::Prompt { id, position, logits: picked.logits });
             self.events.extend(events);
         }
+        if let Work::Closed { drafts, is_trial } = work {
+            self.close_round(rows[0], drafts, is_trial, picked);
+            return Ok(());
+        }
         self.pick_on_host(&rows, &mut picked);
-        for (id, picked) in rows.into_iter().zip(picked) {
-            self.take_token(id, picked);
+        self.recite(&rows, &mut picked);
+        for (id, picked) in rows.iter().zip(picked) {
+            self.take_token(*id, picked);
         }
         Ok(())
     }
 
-    /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several cores.
+    /// Says a text in place of what was picked, where one is to be said.
+    pub(super) fn recite(&mut self, rows: &[Id], picked: &mut [Picked]) {
+        let Some(recited) = &mut self.recited else { return };
+        for (id, picked) in rows.iter().zip(picked) {
+            let Some(sequence) = self.sequences.get(id) else { continue };
+            let own = Some(picked.token).filter(|token| *token < self.limits.vocab);
+            picked.token = recited.say(sequence.position_of_next_token().into(), own).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several
+    /// cores.
     pub(super) fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
         if picked.iter().all(|picked| picked.logits.is_empty()) {
             return;
@@ -99,10 +120,23 @@ impl<D: Device> Engine<D> {
         let sampler = &self.host_sampler;
         work.par_iter_mut().for_each(|(sequence, picked)| {
             let position = sequence.position_of_next_token() as u64;
-            let Request { sampling, seed, rule, .. } = &mut sequence.request;
-            let mut sampler = sampler.by(*sampling, *seed);
+            let Request { sampling, seed, rule, logits: wants_logits, .. } = &mut sequence.request;
+            let sampler = sequence.sampler.get_or_insert_with(|| sampler.by(*sampling, *seed));
             let rule = rule.as_mut().filter(|rule| rule.0.demand() != Demand::Nothing);
-            picked.token = pick_by(&mut sampler, rule, &picked.logits, position).unwrap_or(u32::MAX);
+            let token = match rule {
+                None => sampler.pick(&picked.logits, position),
+                // Whoever wants the logits wants the model's own.
+                Some(rule) if *wants_logits => {
+                    let mut changed = picked.logits.clone();
+                    rule.0.apply(&mut changed);
+                    sampler.pick(&changed, position)
+                }
+                Some(rule) => {
+                    rule.0.apply(&mut picked.logits);
+                    sampler.pick(&picked.logits, position)
+                }
+            };
+            picked.token = token.unwrap_or(u32::MAX);
         });
     }
 
@@ -113,6 +147,7 @@ impl<D: Device> Engine<D> {
             sequence.stale -= 1;
             return;
         }
+        sequence.written = sequence.written.max(sequence.position_of_next_token());
         let Picked { token, logits } = picked;
         let demanded = sequence.request.demand();
         if token >= self.limits.vocab {
@@ -134,20 +169,12 @@ impl<D: Device> Engine<D> {
             let reason = sequence.end;
             self.finish(id, reason);
         } else if demanded != sequence.request.demand() {
-            // The next token is picked otherwise. What is on its way was picked by the rule before, unless it waits for masks and the rule has
-            // one, or none.
+            // The next token is picked otherwise. What is in flight was picked by the rule before, unless it waits for
+            // masks and the rule has one, or none.
             let may_wait = sequence.request.demand() != Demand::Logits;
             let is_stale = |result: &&InFlight| result.rows.contains(&id) && !(result.waits && may_wait);
             sequence.stale = self.in_flight.iter().filter(is_stale).count() as u32;
             self.steady &= self.guided && may_wait;
         }
     }
-}
-
-/// The host's pick from a row of logits, which a rule may change first.
-fn pick_by(sampler: &mut Sampler, rule: Option<&mut BoxedRule>, logits: &[f32], position: u64) -> Option<u32> {
-    let Some(rule) = rule else { return sampler.pick(logits, position) };
-    let mut changed = logits.to_vec();
-    rule.0.apply(&mut changed);
-    sampler.pick(&changed, position)
 }

@@ -14,7 +14,7 @@ use crate::soft::{Placed, TowerLimits};
 /// What a sequence is about to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
-    /// So many tokens of its prompt are read, or queued; its first own token may be on its way.
+    /// So many tokens of its prompt are read, or queued; its first own token may be in flight.
     Reading { read: u32 },
     /// `pending` is its latest token, which belongs at `position` and has not been fed.
     Generating { pending: u32, position: u32 },
@@ -34,11 +34,15 @@ pub(super) struct Sequence {
     pub left: u32,
     /// Why it ends when it has generated all of them.
     pub end: Finish,
-    /// Results on their way that were queued before its rule became active: their tokens are dropped, and computed again.
+    /// Results in flight that were queued before its rule became active: their tokens are dropped, and computed again.
     pub stale: u32,
     /// Soft tokens that were made and not read yet.
     pub soft: Vec<Placed>,
     pub drafting: Drafting,
+    /// Positions that passes whose results are here have written: beyond its own where drafts were rejected.
+    pub written: u32,
+    /// Picks its tokens, where the host does.
+    pub sampler: Option<Sampler>,
 }
 
 /// What is known of a sequence's drafts.
@@ -113,6 +117,8 @@ impl Sequence {
             stale: 0,
             soft: Vec::new(),
             drafting: Drafting::default(),
+            written: cached,
+            sampler: None,
         }
     }
 
@@ -130,7 +136,9 @@ impl Sequence {
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
         let (slot, pages, soft, drafting) = (self.slot, Vec::new(), Vec::new(), self.drafting.clone());
-        Sequence { request, chain, slot, pages, stage, positions, left, end, stale: 0, soft, drafting }
+        let written = position;
+        let (stale, sampler) = (0, None);
+        Sequence { request, chain, slot, pages, stage, positions, left, end, stale, soft, drafting, written, sampler }
     }
 
     /// The position that is fed next.
@@ -163,7 +171,8 @@ impl Sequence {
         }
     }
 
-    /// Where the next tokens of the prompt end: `most` at most, but for a picture that must not be cut, and not beyond a place where a snapshot is wanted.
+    /// Where the next tokens of the prompt end: `most` at most, but for a picture that must not be cut, and not beyond
+    /// a place where a snapshot is wanted.
     pub fn next_end(&self, most: u32, towers: &[TowerLimits]) -> u32 {
         let from = self.position();
         let end = (from + most).min(self.request.prompt.len() as u32);
@@ -173,6 +182,7 @@ impl Sequence {
 
     pub fn advance(&mut self, read: u32) {
         self.stage = Stage::Reading { read };
+        self.written = self.written.max(read);
         self.soft.retain(|placed| placed.positions.end > read as usize);
     }
 

@@ -1,101 +1,25 @@
-//! Speculation: tokens are guessed for several sequences, one decode computes the rows of all of them, and those are kept that are picked.
+//! Speculation: tokens are guessed for several sequences, one decode computes the rows of all of them, and those are
+//! kept that are picked.
 //!
-//! A row of a decode has the bits that it has alone, and its pick depends on the row, its position and what the request's rule says there. So the text
-//! is that of decoding one by one, whatever was guessed. Rejected rows stay in the caches until they are written over: rings have room for them.
+//! A row of a decode has the bits that it has alone, and its pick depends on the row, its position and what the
+//! request's rule says there. So the text is that of decoding one by one, whatever was guessed. Rejected rows stay in
+//! the caches until they are written over: rings have room for them.
 //!
-//! A round is not queued ahead: which rows the next one has depends on what is accepted. That is a part of what it costs.
+//! Here the host decides what is kept, wherever drafts come from. So a round is not queued ahead: which rows the next
+//! one has depends on what is accepted. That is a part of what it costs. A single sequence whose device closes rounds
+//! by itself goes on in [those](super::rounds).
 
 use rayon::prelude::*;
 
 use super::depths::{self, Candidate, Costs};
 use super::device::{Device, Mask, Picked, Row};
+use super::drafts::{DraftCounts, DraftSource, Speculation};
 use super::pace::Work;
+use super::request::{BoxedRule, Demand, Event, Id};
 use super::sequence::{Sequence, Stage};
-use super::{BoxedRule, Demand, Engine, Event, Id};
+use super::state::Engine;
 use crate::RuntimeError;
-use crate::acceptance::{Acceptance, MOST_LOOKED_UP};
-
-/// Decodes without drafts after which some are tried again: at first, and at most.
-const FIRST_PAUSE: u32 = 16;
-const LONGEST_PAUSE: u32 = 256;
-
-/// Guesses what follows: of the sequence so far, so many tokens at most.
-pub type Guess = dyn FnMut(&[u32], usize) -> Vec<u32> + Send;
-
-/// Where an engine's drafts come from.
-#[derive(Default)]
-pub enum DraftSource {
-    /// Tokens are decoded one by one.
-    #[default]
-    Nowhere,
-    /// The device's drafter.
-    Drafter,
-    /// The text so far: what followed its last tokens where they stood before.
-    Lookup,
-    /// Somebody else.
-    Given(Box<Guess>),
-}
-
-/// How an engine speculates.
-#[derive(Default)]
-pub struct Drafts {
-    pub source: DraftSource,
-    /// Tokens to guess in a round; `None` for as many as pay.
-    pub steps: Option<u32>,
-}
-
-/// What became of drafts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DraftCounts {
-    /// How often tokens were guessed for a sequence.
-    pub rounds: u64,
-    pub drafted: u64,
-    pub accepted: u64,
-    /// Of the first draft of a round, of the second, and so on.
-    pub accepted_at: [u64; MOST_LOOKED_UP as usize],
-}
-
-/// How an engine's speculation goes.
-pub(super) struct Speculation {
-    drafts: Drafts,
-    /// Of all sequences: what is expected of the next one.
-    usual: Acceptance,
-    /// Decodes without drafts since the last with some, and how many there are to be before some are tried.
-    idle: u32,
-    pause: u32,
-    pub counts: DraftCounts,
-}
-
-impl Speculation {
-    pub fn new(drafts: Drafts, device: &impl Device) -> Result<Speculation, RuntimeError> {
-        let limits = device.limits();
-        match drafts.source {
-            DraftSource::Nowhere => {}
-            DraftSource::Drafter if limits.drafts == 0 => return Err(RuntimeError::NoDrafter),
-            _ if limits.verified_rows < 2 => return Err(RuntimeError::NoRoomToVerify),
-            _ => {}
-        }
-        let usual = match drafts.source {
-            DraftSource::Lookup => Acceptance::LOOKED_UP,
-            _ => Acceptance::DRAFTED,
-        };
-        Ok(Speculation { drafts, usual, idle: 0, pause: FIRST_PAUSE, counts: DraftCounts::default() })
-    }
-
-    /// A decode without drafts is queued.
-    pub fn pass_by(&mut self) {
-        self.idle = self.idle.saturating_add(1);
-    }
-
-    /// Whether drafts are looked up in the text so far.
-    pub fn reads_text(&self) -> bool {
-        matches!(self.drafts.source, DraftSource::Lookup | DraftSource::Given(_))
-    }
-
-    fn has_drafter(&self) -> bool {
-        matches!(self.drafts.source, DraftSource::Drafter)
-    }
-}
+use crate::acceptance::MOST_LOOKED_UP;
 
 /// A sequence in a round.
 struct Member {
@@ -114,12 +38,13 @@ impl<D: Device> Engine<D> {
         self.speculation.counts
     }
 
-    /// Whether drafts may pay, by what is known while tokens are on their way.
+    /// Whether drafts may pay, by what is known while tokens are in flight.
     pub(super) fn wants_round(&self) -> bool {
         self.depths(false).1.iter().any(|depth| *depth > 0)
     }
 
-    /// Sequences that generate, and how many tokens to guess for each. With tokens on their way the states that a drafter needs are not there yet, but will be.
+    /// Sequences that generate, and how many tokens to guess for each. With tokens in flight the states that a drafter
+    /// needs are not there yet, but will be.
     fn depths(&self, all_known: bool) -> (Vec<Id>, Vec<u32>) {
         let Speculation { drafts, usual, .. } = &self.speculation;
         let (mut ids, mut candidates) = (Vec::new(), Vec::new());
@@ -131,8 +56,12 @@ impl<D: Device> Engine<D> {
             let matched = sequence.drafting.matched();
             let can = match drafts.source {
                 DraftSource::Nowhere => 0,
-                DraftSource::Drafter if all_known && !self.device.can_draft(sequence.slot, position) => 0,
-                DraftSource::Drafter => self.limits.drafts,
+                DraftSource::Drafter | DraftSource::Replaced(_)
+                    if all_known && !self.device.can_draft(sequence.slot, position) =>
+                {
+                    0
+                }
+                DraftSource::Drafter | DraftSource::Replaced(_) => self.limits.drafts,
                 DraftSource::Lookup if matched == 0 => 0,
                 DraftSource::Lookup | DraftSource::Given(_) => MOST_LOOKED_UP,
             };
@@ -147,7 +76,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn depths_of(&self, candidates: &[Candidate]) -> Vec<u32> {
-        let Speculation { drafts, idle, pause, .. } = &self.speculation;
+        let Speculation { drafts, trials, .. } = &self.speculation;
         let (rows, count) = (self.limits.decode_rows, candidates.len() as u32);
         if let Some(steps) = drafts.steps {
             return depths::even(candidates, steps, rows);
@@ -157,7 +86,7 @@ impl<D: Device> Engine<D> {
         let round = |rows: u32| self.pace.round_seconds(rows);
         let draft = if self.speculation.has_drafter() { self.pace.draft_seconds() } else { 0.0 };
         let depths = depths::best(candidates, rows, &Costs { plain, round: &round, draft });
-        let is_trial = idle >= pause && depths.iter().all(|depth| *depth == 0);
+        let is_trial = trials.is_due() && depths.iter().all(|depth| *depth == 0);
         if is_trial { depths::even(candidates, 1, rows) } else { depths }
     }
 
@@ -167,14 +96,15 @@ impl<D: Device> Engine<D> {
         if depths.iter().all(|depth| *depth == 0) {
             return Ok(false);
         }
-        let is_trial = self.speculation.idle >= self.speculation.pause;
         let (mut members, rows) = self.members(&ids, &depths);
         if members.iter().all(|member| member.drafts.is_empty()) {
             return Ok(false);
         }
+        let is_trial = self.speculation.trials.begin();
         self.began = (self.clock)();
         if self.speculation.has_drafter() {
-            self.device.decode_drafting(&rows)?;
+            let given = matches!(self.speculation.drafts.source, DraftSource::Replaced(_));
+            self.device.decode_drafting(&rows, given)?;
             self.take_drafts(&mut members)?;
         } else {
             self.device.decode(&rows)?;
@@ -186,8 +116,7 @@ impl<D: Device> Engine<D> {
         }
         let picked = self.device.collect()?;
         self.measure(Work::Round(rows.len() as u32));
-        (self.steady, self.guided) = (false, false);
-        self.batch.clear();
+        self.leave_batch();
         self.judge(&mut members, picked, is_guided);
         self.learn(&members, is_trial);
         Ok(true)
@@ -197,14 +126,15 @@ impl<D: Device> Engine<D> {
     fn members(&mut self, ids: &[Id], depths: &[u32]) -> (Vec<Member>, Vec<Row>) {
         let (mut members, mut rows) = (Vec::new(), Vec::new());
         for (id, depth) in ids.iter().zip(depths) {
-            let sequence = &self.sequences[id];
+            let Some(sequence) = self.sequences.get_mut(id) else { continue };
             let Stage::Generating { pending, position } = sequence.stage else { continue };
+            sequence.written = sequence.written.max(position + 1 + depth);
             let (text, most) = (&sequence.drafting.text, *depth as usize);
             let mut drafts = match (&mut self.speculation.drafts.source, text) {
                 _ if most == 0 => Vec::new(),
                 (DraftSource::Drafter, _) => vec![0; most],
                 (DraftSource::Lookup, Some(text)) => text.guess(most),
-                (DraftSource::Given(guess), Some(text)) => guess(text.text(), most),
+                (DraftSource::Given(guess) | DraftSource::Replaced(guess), Some(text)) => guess(text.text(), most),
                 _ => Vec::new(),
             };
             // Whatever was guessed, a row is computed only for what can be a token.
@@ -228,6 +158,9 @@ impl<D: Device> Engine<D> {
     fn take_drafts(&mut self, members: &mut [Member]) -> Result<(), RuntimeError> {
         let drafted = self.device.collect()?;
         self.measure(Work::Drafts(drafted.len() as u32));
+        if self.speculation.reads_text() {
+            return Ok(());
+        }
         let places = members.iter_mut().flat_map(|member| &mut member.drafts);
         places.zip(drafted).for_each(|(draft, drafted)| *draft = drafted.token);
         Ok(())
@@ -269,6 +202,7 @@ impl<D: Device> Engine<D> {
             let take = |member: &&mut Member| std::mem::take(&mut picked[member.first + row]);
             let mut of_row: Vec<Picked> = going.iter().map(take).collect();
             self.pick_on_host(&ids, &mut of_row);
+            self.recite(&ids, &mut of_row);
             let mut others = Vec::new();
             for (member, picked) in going.into_iter().zip(of_row) {
                 let is_right = member.drafts.get(row) == Some(&picked.token);
@@ -296,28 +230,10 @@ impl<D: Device> Engine<D> {
     }
 
     fn learn(&mut self, members: &[Member], is_trial: bool) {
-        let Speculation { usual, idle, pause, counts, .. } = &mut self.speculation;
-        let before = *usual;
         for Member { id, drafts, matched, accepted, .. } in members {
-            let drafted = drafts.len() as u32;
-            usual.learn(*matched, drafted, *accepted);
-            if let Some(sequence) = self.sequences.get_mut(id).filter(|_| drafted > 0) {
-                let acceptance = sequence.drafting.acceptance.get_or_insert(before.of_another());
-                acceptance.learn(*matched, drafted, *accepted);
-            }
-            counts.rounds += u64::from(drafted > 0);
-            counts.drafted += u64::from(drafted);
-            counts.accepted += u64::from(*accepted);
-            counts.accepted_at.iter_mut().take(*accepted as usize).for_each(|count| *count += 1);
+            self.speculation.learn(self.sequences.get_mut(id), *matched, drafts.len() as u32, *accepted);
         }
-        let is_vain = members.iter().all(|member| member.accepted == 0);
-        // A trial that was in vain makes the next one later.
-        *pause = match is_trial {
-            true if is_vain => (2 * *pause).min(LONGEST_PAUSE),
-            true => (*pause / 2).max(FIRST_PAUSE),
-            false => FIRST_PAUSE,
-        };
-        *idle = 0;
+        self.speculation.trials.learn(is_trial, members.iter().all(|member| member.accepted == 0));
         if is_trial {
             self.pace.doubt_rounds();
         }
@@ -330,7 +246,8 @@ impl Member {
     }
 }
 
-/// What a rule lets come before each draft, and after the last. Rows behind a draft that it forbids are nobody's, as are those that it wants picked from other logits.
+/// What a rule lets come before each draft, and after the last. Rows behind a draft that it forbids are nobody's, as
+/// are those that it wants picked from other logits.
 fn masks_along(mut rule: BoxedRule, drafts: &[u32], stop: &[u32], vocab: u32) -> Vec<Option<Mask>> {
     let mut masks = Vec::with_capacity(drafts.len() + 1);
     for row in 0..=drafts.len() {

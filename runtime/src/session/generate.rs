@@ -1,9 +1,12 @@
-//! Tokens that follow a prompt: picked on the device where that can be done, so that it never waits for the host.
+//! Tokens that follow a prompt, by the engine: a request goes on from what the session has seen, and each of its tokens
+//! is told.
 
-use gemma4c_plan::cuda::{Launch, Phase, PhaseKind};
+use gemma4c_plan::cuda::{Launch, Phase};
 
-use super::{Asked, On, SLOT, Session, collect_beyond, oldest_of};
-use crate::engine::{AskedRow, BackendDevice, Chunk, Device, Picking, Row};
+use super::Session;
+use crate::acceptance::MOST_LOOKED_UP;
+use crate::engine::{self, BoxedRule, Demand, DraftSource, Drafts, Event, Finish, Mask, Rule};
+use crate::penalties::Penalised;
 use crate::{RuntimeError, Sampler};
 
 /// What is to be generated.
@@ -17,173 +20,217 @@ pub struct Request<'a> {
     pub stop: &'a [u32],
 }
 
-/// A sampler's rule, for a device.
-pub(super) fn picking_of(sampler: &Sampler) -> Picking {
-    let (sampling, seed) = (sampler.sampling(), sampler.seed());
-    Picking { sampling, seed, token: true, logits: false, masked: false }
+/// How a sequence is speculated on, and how that went. What was learned is kept from one text to the next.
+pub struct Speculation {
+    of: engine::Speculation,
+    pub counts: Counts,
 }
 
-/// Why it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// There are as many as were asked for.
-    Most,
-    /// A stop token came.
-    Stop,
-    /// The context is full.
-    Context,
+/// What became of drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passes after the prompt's.
+    pub rounds: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+    /// The rounds by the number of their drafts.
+    pub rounds_of: [u64; MOST_LOOKED_UP as usize + 1],
+}
+
+impl Speculation {
+    /// Drafts a fixed number of tokens in each round, or with `None` as many as pay.
+    pub fn new(source: DraftSource, steps: Option<u32>) -> Speculation {
+        Speculation { of: engine::Speculation::new(Drafts { source, steps }), counts: Counts::default() }
+    }
+}
+
+/// Counts the passes of a text by its events.
+#[derive(Default)]
+struct Passes {
+    counts: Counts,
+    /// Tokens of the latest pass that are still to come; the first token is the prompt's.
+    coming: u32,
+    has_first: bool,
+}
+
+impl Passes {
+    fn drafted(&mut self, drafted: u32, accepted: u32) {
+        self.coming = accepted + 1;
+        self.counts.rounds += 1;
+        self.counts.rounds_of[drafted as usize] += 1;
+        self.counts.drafted += u64::from(drafted);
+        self.counts.accepted += u64::from(accepted);
+    }
+
+    /// A token came, or one that ends the text.
+    fn token(&mut self) {
+        if self.coming == 0 && self.has_first {
+            self.drafted(0, 0);
+        }
+        self.has_first = true;
+        self.coming = self.coming.saturating_sub(1);
+    }
+}
+
+/// A sampler's penalties.
+#[derive(Clone)]
+struct Penalty(Penalised);
+
+impl Rule for Penalty {
+    fn demand(&self) -> Demand {
+        Demand::Logits
+    }
+
+    fn restrict(&mut self, _: &mut Mask) {}
+
+    fn apply(&mut self, logits: &mut [f32]) {
+        self.0.penalise(logits);
+        self.0.leave_out_unlikely(logits);
+    }
+
+    fn picked(&mut self, token: u32) {
+        self.0.picked(token);
+    }
+
+    fn copy(&self) -> Box<dyn Rule> {
+        Box::new(self.clone())
+    }
 }
 
 impl Session {
-    /// Feeds a prompt and calls `each` with every token generated after it. Of those the session has then seen all but the
-    /// last, or all if a stop token came after them: as many as the next pass would need.
+    /// Feeds a prompt and calls `each` with every token generated after it. Of those the session has then seen all but
+    /// the last, or all if a stop token came after them: as many as the next pass would need.
     pub fn generate<E: From<RuntimeError>>(
         &mut self,
         request: Request<'_>,
         sampler: &mut Sampler,
         each: &mut dyn FnMut(u32) -> Result<(), E>,
-    ) -> Result<End, E> {
+    ) -> Result<Finish, E> {
+        self.generate_speculating(request, sampler, &mut Speculation::new(DraftSource::Nowhere, None), each)
+    }
+
+    /// [`Session::generate`] with drafts: the same tokens, in fewer passes where drafts are right.
+    pub fn generate_speculating<E: From<RuntimeError>>(
+        &mut self,
+        request: Request<'_>,
+        sampler: &mut Sampler,
+        speculation: &mut Speculation,
+        each: &mut dyn FnMut(u32) -> Result<(), E>,
+    ) -> Result<Finish, E> {
+        speculation.of.check(self.engine.limits())?;
         if request.most == 0 {
-            self.feed(request.prompt, Asked::None, None, |_, _| {})?;
-            return Ok(End::Most);
+            self.feed(request.prompt, super::Asked::None, None, |_, _| {})?;
+            return Ok(Finish::Length);
         }
-        match self.device_picks(sampler) {
-            Ok(()) => self.generate_on_device(request, sampler, each),
-            Err(_) => self.generate_from_logits(request, sampler, each),
-        }
+        self.check(request.prompt)?;
+        self.engine.exchange(&mut speculation.of, sampler.recited());
+        let mut passes = Passes::default();
+        let outcome = self.answer(request, sampler, &mut passes, each);
+        self.engine.exchange(&mut speculation.of, sampler.recited());
+        speculation.counts.add(&passes.counts);
+        outcome
     }
 
-    /// Why tokens would be picked on the host although there is a device; that costs a copy of the logits and a wait for each.
-    pub fn picks_on_host(&self, sampler: &Sampler) -> Option<&'static str> {
-        self.device_picks(sampler).err().flatten()
-    }
-
-    pub(super) fn device_picks(&self, sampler: &Sampler) -> Result<(), Option<&'static str>> {
-        let program = match (&self.plan.cuda, &self.on) {
-            (None, _) | (_, On::Cpu(_)) => return Err(None),
-            (Some(cuda), On::Device(_)) => &cuda.program,
-        };
-        if sampler.has_penalties() {
-            return Err(Some("penalties and min-p change the logits"));
-        }
-        let can = |pick: fn(&Phase) -> &Vec<Launch>| program.phases.iter().all(|phase| !pick(phase).is_empty());
-        if sampler.suppress().len() > program.places.suppress_len as usize {
-            return Err(Some("the plan takes a shorter list of tokens that are never picked"));
-        }
-        if program.phases.iter().all(|phase| phase.kind == PhaseKind::Decode) {
-            return Err(Some("the plan has no phase that reads prompts"));
-        }
-        let sampling = sampler.sampling();
-        match sampling.temperature == 0.0 {
-            true if !can(|phase| &phase.pick_largest) => Err(Some("the plan cannot pick the largest logit")),
-            true => Ok(()),
-            false if !can(|phase| &phase.pick_sampled) => Err(Some("the plan cannot sample")),
-            false if sampling.top_k == 0 || sampling.top_k > program.most_candidates => {
-                Err(Some("the plan considers fewer candidates than this top-k asks for"))
-            }
-            false => Ok(()),
-        }
-    }
-
-    /// Queues a prompt on a device, whose last result on its way is then the token after it.
-    pub(super) fn queue_first(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<(), RuntimeError> {
-        self.check(prompt)?;
-        let start = self.pieces(prompt.len()).last().map_or(0, |piece| piece.start);
-        let (others, last) = prompt.split_at(start);
-        self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
-        let position = self.position() + others.len() as u32;
-        let positions = position as usize..position as usize + last.len();
-        let soft = self.media.within(positions);
-        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
-        device.suppress(sampler.suppress())?;
-        let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking: picking_of(sampler) };
-        device.prefill(&[Chunk { slot: SLOT, position, tokens: last, soft: &soft }], &[asked])?;
-        self.drafting.keep_on_device(position + asked.row, 1);
-        self.append(prompt);
-        Ok(())
-    }
-
-    fn generate_on_device<E: From<RuntimeError>>(
+    fn answer<E: From<RuntimeError>>(
         &mut self,
         request: Request<'_>,
         sampler: &Sampler,
+        passes: &mut Passes,
         each: &mut dyn FnMut(u32) -> Result<(), E>,
-    ) -> Result<End, E> {
-        let picking = picking_of(sampler);
-        let (context, vocab_size) = (self.plan.program.context, self.plan.model.vocab_size);
-        self.queue_first(request.prompt, sampler)?;
-        self.drafting.forget();
-        let first = self.position();
-        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram.into()) };
-
-        // The last position's token is not fed, so it may be one beyond the context.
-        let most = request.most.min(context - first + 1);
-        // A token decoded in vain overwrites the oldest row of a ring.
-        let ahead = device.limits().ahead.min(device.limits().spare_rows);
-        let (mut queued, mut received, mut seen) = (1, 0, Vec::new());
-        let mut go_on = |device: &mut BackendDevice| -> Result<Option<End>, E> {
-            let token = oldest_of(queued - received, device)?.token;
-            received += 1;
-            if token >= vocab_size {
-                return Err(RuntimeError::NoPick.into());
-            }
-            if request.stop.contains(&token) {
-                return Ok(Some(End::Stop));
-            }
-            each(token)?;
-            if received == most {
-                return Ok(Some(if most == request.most { End::Most } else { End::Context }));
-            }
-            seen.push(token);
-            while queued < most && queued - received < ahead {
-                match queued {
-                    1 => device.decode(&[Row { slot: SLOT, position: first, token, picking }])?,
-                    _ => device.decode_again()?,
+    ) -> Result<Finish, E> {
+        let id = self.begin(request, sampler)?;
+        // The latest token, which was not fed.
+        let mut pending = None;
+        let outcome = 'text: loop {
+            let events = match self.engine.go_on() {
+                Ok(events) => events,
+                Err(error) => break Err(error.into()),
+            };
+            for event in events {
+                match event {
+                    Event::Drafted { drafted, accepted, .. } => passes.drafted(drafted, accepted),
+                    Event::Token { token, .. } => {
+                        passes.token();
+                        self.seen.extend(pending.take());
+                        if let Err(error) = each(token) {
+                            break 'text Err(error);
+                        }
+                        pending = Some(token);
+                    }
+                    Event::Finished { reason, .. } => {
+                        if reason == Finish::Stop {
+                            passes.token();
+                            self.seen.extend(pending.take());
+                        }
+                        break 'text Ok(reason);
+                    }
+                    Event::Failed { error, .. } => break 'text Err(error.into()),
+                    Event::Admitted { .. } | Event::Prompt { .. } => {}
                 }
-                queued += 1;
-            }
-            Ok(None)
-        };
-        let outcome = loop {
-            if let Some(outcome) = go_on(device).transpose() {
-                break outcome;
             }
         };
-        // Tokens past the end: their rows are written over by whatever is fed next.
-        let late = collect_beyond(device, 0);
-        self.seen.extend(seen);
-        self.written = self.written.max(first + queued - 1);
+        let left = self.engine.leave(id);
+        self.written = self.written.max(left.as_ref().copied().unwrap_or(self.written));
         if outcome.is_ok() {
-            late?;
+            left?;
         }
         outcome
     }
 
-    fn generate_from_logits<E: From<RuntimeError>>(
-        &mut self,
-        request: Request<'_>,
-        sampler: &mut Sampler,
-        each: &mut dyn FnMut(u32) -> Result<(), E>,
-    ) -> Result<End, E> {
-        let mut picked = None;
-        let position = self.position() as u64 + request.prompt.len() as u64;
-        self.feed(request.prompt, Asked::Last, None, |_, row| picked = sampler.pick(row, position))?;
-        let mut given = 0;
-        loop {
-            let token = picked.ok_or(RuntimeError::NoPick)?;
-            if request.stop.contains(&token) {
-                return Ok(End::Stop);
-            }
-            each(token)?;
-            given += 1;
-            if given == request.most {
-                return Ok(End::Most);
-            }
-            if self.position() == self.plan.program.context {
-                return Ok(End::Context);
-            }
-            let position = self.position() as u64 + 1;
-            self.decode(token, |row| picked = sampler.pick(row, position))?;
+    /// Hands a request to the engine.
+    fn begin(&mut self, request: Request<'_>, sampler: &Sampler) -> Result<engine::Id, RuntimeError> {
+        let Request { mut prompt, most, stop } = request;
+        if self.engine.limits().chunks.is_empty()
+            && let Some((_, before)) = prompt.split_last().filter(|(_, before)| !before.is_empty())
+        {
+            self.feed(before, super::Asked::None, None, |_, _| {})?;
+            prompt = &prompt[before.len()..];
         }
+        self.engine.suppress(sampler.suppress())?;
+        self.device().suppress(sampler.suppress())?;
+        let read = self.position();
+        self.seen.extend_from_slice(prompt);
+        let unread = self.placed.iter().filter(|placed| placed.positions.end > read as usize);
+        let (soft, owed) = (unread.cloned().collect(), self.device().uncollected());
+        let request = engine::Request {
+            sampling: sampler.sampling(),
+            seed: sampler.seed(),
+            stop: stop.into(),
+            rule: sampler.penalised().map(|penalised| BoxedRule(Box::new(Penalty(penalised.clone())))),
+            ..engine::Request::greedy(&self.seen[..], most)
+        };
+        self.engine.resume(request, read, soft, owed)
+    }
+
+    /// Why tokens would be picked on the host although there is a device; that costs a copy of the logits and a wait
+    /// for each.
+    pub fn picks_on_host(&self, sampler: &Sampler) -> Option<&'static str> {
+        let program = &self.plan.cuda.as_ref().filter(|_| self.has_backend)?.program;
+        let can = |pick: fn(&Phase) -> &Vec<Launch>| program.phases.iter().all(|phase| !pick(phase).is_empty());
+        let sampling = sampler.sampling();
+        if sampler.penalised().is_some() {
+            return Some("penalties and min-p change the logits");
+        }
+        if sampler.suppress().len() > program.places.suppress_len as usize {
+            return Some("the plan takes a shorter list of tokens that are never picked");
+        }
+        match sampling.temperature == 0.0 {
+            true if !can(|phase| &phase.pick_largest) => Some("the plan cannot pick the largest logit"),
+            true => None,
+            false if !can(|phase| &phase.pick_sampled) => Some("the plan cannot sample"),
+            false if sampling.top_k == 0 || sampling.top_k > program.most_candidates => {
+                Some("the plan considers fewer candidates than this top-k asks for")
+            }
+            false => None,
+        }
+    }
+}
+
+impl Counts {
+    fn add(&mut self, more: &Counts) {
+        self.rounds += more.rounds;
+        self.drafted += more.drafted;
+        self.accepted += more.accepted;
+        self.rounds_of.iter_mut().zip(more.rounds_of).for_each(|(count, more)| *count += more);
     }
 }

@@ -1,5 +1,5 @@
-//! A device without a model: a row is the hash of everything it can see, so that a wrong page, a stale window, or a row that another
-//! sequence wrote changes every token after it.
+//! A device without a model: a row is the hash of everything it can see, so that a wrong page, a stale window, or a row
+//! that another sequence wrote changes every token after it.
 //!
 //! Time is virtual: work takes as long as it says, and whoever waits for a result moves the clock.
 
@@ -208,6 +208,9 @@ pub struct Fake {
     results: VecDeque<(u64, Vec<Picked>)>,
     /// Slots and positions whose rows the latest passes have left for a drafter.
     entered: BTreeSet<(u32, u32)>,
+    /// Whether it closes rounds by itself, and where the next one begins.
+    pub closes_rounds: bool,
+    next_round: Option<Row>,
     pub counts: Counts,
 }
 
@@ -230,6 +233,9 @@ pub struct Counts {
     /// Decodes with several rows of a sequence, and those for which the drafter has run.
     pub verified: u64,
     pub drafted: u64,
+    /// Rounds that were closed here, and those of them that were queued behind others.
+    pub closed: u64,
+    pub closed_behind_others: u64,
 }
 
 /// Nanoseconds of a row of a prompt, and of a decode.
@@ -262,6 +268,8 @@ impl Fake {
             waiting: None,
             results: VecDeque::new(),
             entered: BTreeSet::new(),
+            closes_rounds: false,
+            next_round: None,
             counts: Counts::default(),
             limits,
         }
@@ -333,6 +341,7 @@ impl Fake {
         }
         self.entered = self.latest.iter().map(|row| (row.slot, row.position)).collect();
         self.counts.decodes += 1;
+        self.next_round = None;
         self.take_time((self.times.decode)(rows.len() as u32), rows, true);
     }
 
@@ -436,6 +445,7 @@ impl Device for Fake {
         let asked: Vec<Unpicked> = asked.collect();
         // As on a GPU, whose asked rows leave it in the same place.
         self.entered.clear();
+        self.next_round = None;
         if asked_rows == 1 {
             self.entered.extend(entered);
         }
@@ -468,7 +478,47 @@ impl Device for Fake {
         self.entered.contains(&(slot, position - 1))
     }
 
-    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+    fn has_rounds(&self) -> bool {
+        self.closes_rounds
+    }
+
+    fn begin_rounds(&mut self, row: &Row) -> Result<(), RuntimeError> {
+        assert!(self.can_draft(row.slot, row.position) && !row.picking.masked && row.picking.token);
+        self.entered.clear();
+        self.next_round = Some(*row);
+        Ok(())
+    }
+
+    fn round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
+        assert!(drafts <= self.limits.drafts && drafts < self.limits.verified_rows);
+        let first = self.next_round.expect("a round follows another, or where rounds begin");
+        assert_eq!(first.picking, *picking);
+        let mut rows: Vec<Row> = (0..=drafts).map(|row| Row { position: first.position + row, ..first }).collect();
+        self.draft(&mut rows);
+        rows[1..].iter_mut().zip(given).for_each(|(row, given)| row.token = *given);
+        let all = Mask::all(self.limits.vocab);
+        let (mut kept, mut is_right) = (vec![], true);
+        for (at, row) in rows.iter().enumerate() {
+            // Rows behind a wrong draft are computed, and nobody's.
+            let value = self.feed(row.slot, row.position, row.token, true);
+            if is_right {
+                let token = pick(value, picking.sampling, picking.seed, row.position + 1, &all, self.limits.vocab);
+                kept.push(Picked { token, logits: vec![] });
+                is_right = rows.get(at + 1).is_some_and(|next| next.token == token);
+            }
+        }
+        let token = kept[kept.len() - 1].token;
+        self.next_round = Some(Row { position: first.position + kept.len() as u32, token, ..first });
+        self.counts.closed += 1;
+        self.counts.closed_behind_others += u64::from(!self.results.is_empty());
+        let time = u64::from(drafts) * DRAFT_TIME + (self.times.decode)(drafts + 1);
+        self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + time;
+        self.results.push_back((self.busy_until, kept));
+        Ok(())
+    }
+
+    fn decode_drafting(&mut self, rows: &[Row], given: bool) -> Result<(), RuntimeError> {
+        let own = rows.to_vec();
         let mut rows = rows.to_vec();
         let mut drafts = vec![];
         for range in Row::sequences(&rows.clone()).filter(|range| range.len() > 1) {
@@ -482,7 +532,7 @@ impl Device for Fake {
         self.counts.drafted += 1;
         self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + drafts.len() as u64 * DRAFT_TIME;
         self.results.push_back((self.busy_until, drafts));
-        self.decode(&rows)
+        self.decode(if given { &own } else { &rows })
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
@@ -501,7 +551,7 @@ impl Device for Fake {
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
-        let (time, picked) = self.results.pop_front().expect("something is on its way");
+        let (time, picked) = self.results.pop_front().expect("something is in flight");
         self.clock.fetch_max(time, Ordering::Relaxed);
         Ok(picked)
     }

@@ -1,4 +1,5 @@
-//! The same device without a model behind the interface of a GPU: records, pages and a history in memory, which launches read and write.
+//! The same device without a model behind the interface of a GPU: records, pages and a history in memory, which
+//! launches read and write.
 
 use std::collections::VecDeque;
 use std::ops::Range as Bytes;

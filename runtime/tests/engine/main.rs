@@ -1,7 +1,7 @@
 //! The engine over a device whose every token depends on all that its sequence may see and on nothing else.
 //!
-//! What is tested here is bookkeeping: rings, pages, prefixes, order and time. That the CPU computes the same bits in company is tested
-//! on models, by the whole program's tests.
+//! What is tested here is bookkeeping: rings, pages, prefixes, order and time. That the CPU computes the same bits in a
+//! batch is tested on models, by the whole program's tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -200,8 +200,8 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
     }
 }
 
-/// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every answer is what its
-/// request gets alone. Returns how many prompt tokens were cached.
+/// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every
+/// answer is what its request gets alone. Returns how many prompt tokens were cached.
 fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
     let mut fake = Fake::new(limits);
     // What each chunk takes for its weights.
@@ -362,8 +362,8 @@ fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
     assert_eq!(hit(&tokens, b"salt"), 0, "another salt shares nothing");
 }
 
-/// A chat departs from its latest turn, wherever there is room for one snapshot. With a second, the system prompt stays for other chats,
-/// although no turn but the first starts from it.
+/// A chat departs from its latest turn, wherever there is room for one snapshot. With a second, the system prompt stays
+/// for other chats, although no turn but the first starts from it.
 #[test]
 fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
     for (snapshots, host_units, system_stays) in [(1, 0, false), (2, 0, true), (1, 4, true), (0, 0, false)] {

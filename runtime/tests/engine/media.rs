@@ -1,4 +1,5 @@
-//! Pictures and sounds in prompts: towers run once, when their place is reached; no picture is cut; a prefix is found by what was attached, not by its placeholders.
+//! Pictures and sounds in prompts: towers run once, when their place is reached; no picture is cut; a prefix is found
+//! by what was attached, not by its placeholders.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Which prompts go before the next decode, which of them share a chunk, and how long the tokens of others wait for them.
+//! Which prompts go before the next decode, which of them share a chunk, and how long the tokens of others wait for
+//! them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +41,8 @@ fn short_prompts_share_a_chunk() {
     }
 }
 
-/// What a prompt needs for itself it has for itself: logits of its tokens, a mask for the first of its answer, a snapshot where its piece ends.
+/// What a prompt needs for itself it has for itself: logits of its tokens, a mask for the first of its answer, a
+/// snapshot where its piece ends.
 #[test]
 fn some_prompts_do_not_share_a_chunk() {
     let limits = Limits { slots: 9, rings: 12, rows: 9, blocks: 60, ..limits() };
@@ -95,7 +97,8 @@ fn a_prompt_does_not_hold_up_the_tokens_of_others() {
     assert_eq!(gaps(Gap::Measured), chunk(64), "20 ms are enough for all of a chunk");
 }
 
-/// Many short prompts come while another sequence is generating: together they take no more time than one long chunk may.
+/// Many short prompts come while another sequence is generating: together they take no more time than one long chunk
+/// may.
 #[test]
 fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
     let wide = Limits { slots: 40, rings: 40, rows: 40, blocks: 400, chunks: vec![4, 8, 16, 32, 64], ..limits() };
@@ -125,8 +128,9 @@ fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
     assert!(gaps.contains(&Duration::from_micros(6_600)), "{gaps:?}");
 }
 
-/// 48 prompts for 32 rows, at the times of a large model, where a chunk of 128 tokens takes as long as one of 32: each gap is within the limit, but for those before
-/// a chunk of each size was measured, and for the first prompts, that nobody waited for.
+/// 48 prompts for 32 rows, at the times of a large model, where a chunk of 128 tokens takes as long as one of 32: each
+/// gap is within the limit, but for those before a chunk of each size was measured, and for the first prompts, that
+/// nobody waited for.
 #[test]
 fn a_burst_of_prompts_keeps_to_the_gap() {
     let limits = Limits {

@@ -1,11 +1,12 @@
 //! Drafts in batches: the answers are those of decoding one by one, and drafts are made where they pay.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{DraftSource, Drafts, Engine, Event, Gap, Limits, Options, Request};
+use gemma4c_runtime::engine::{DraftSource, Drafts, Engine, Event, Gap, Id, Limits, Options, Request};
 
-use super::fake::{Fake, ROW_TIME, mix};
+use super::fake::{Alone, Fake, ROW_TIME, mix};
 use super::{as_it_is, drafting_engine, limits, storm_on};
 
 /// Random arrivals, cancellations, forks and rules with drafts from everywhere, of any number and as many as pay.
@@ -68,6 +69,93 @@ fn run(drafts: Drafts, decode: fn(u32) -> u64, requests: usize, at_once: usize) 
         tokens += engine.step().unwrap().iter().filter(|event| matches!(event, Event::Token { .. })).count();
     }
     (tokens as f64 / clock().as_secs_f64(), engine)
+}
+
+/// The same on a device that closes the rounds of a single sequence by itself, while others come, go and fork.
+#[test]
+fn nor_on_who_closes_their_rounds() {
+    let replaced = || DraftSource::Replaced(Box::new(|text, most| vec![mix(text.len() as u64, 1) as u32 % 50; most]));
+    let mut closed = 0;
+    for (seed, steps, sequences) in [(1, None, 1), (2, Some(4), 1), (3, None, 2), (4, Some(5), 2), (5, None, 4)] {
+        for source in [DraftSource::Drafter, replaced()] {
+            let spare_rows = if seed == 2 { 5 } else { 16 };
+            let limits = Limits { slots: sequences, rows: sequences, rings: sequences + 2, spare_rows, ..limits() };
+            let mut fake = Fake::new(limits);
+            fake.closes_rounds = true;
+            let engine = drafting_engine(fake, Gap::Any, Drafts { source, steps });
+            let (_, engine) = storm_on(engine, 70 + seed, 200, [90, 64, 33, 20, 5], as_it_is);
+            closed += engine.device().counts.closed;
+        }
+    }
+    assert!(closed > 500, "{closed}");
+}
+
+/// A sequence in rounds is joined by others, which leave again: it goes on in rounds, and says what it says alone.
+#[test]
+fn rounds_end_when_somebody_joins_and_begin_again() {
+    let mut fake = Fake::new(Limits { context: 400, blocks: 200, spare_rows: 16, ..limits() });
+    fake.closes_rounds = true;
+    let drafts = Drafts { source: DraftSource::Drafter, steps: Some(3) };
+    let mut engine = drafting_engine(fake, Gap::Any, drafts);
+    let long = Request::greedy([2, 3, 4], 300);
+    let first = engine.submit(long.clone()).unwrap();
+    let (mut told, mut joined, mut closed) = (BTreeMap::<Id, Vec<u32>>::new(), BTreeMap::new(), vec![]);
+    for step in 0.. {
+        if [10, 40].contains(&step) {
+            closed.push(engine.device().counts.closed);
+            let short = Request::greedy([step, 1], 12);
+            joined.insert(engine.submit(short.clone()).unwrap(), short);
+        }
+        if engine.is_idle() {
+            break;
+        }
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, token, .. } = event {
+                told.entry(id).or_default().push(token);
+            }
+        }
+        engine.audit().unwrap();
+    }
+    closed.push(engine.device().counts.closed);
+    assert!(closed.is_sorted_by(|before, after| before + 5 < *after), "{closed:?}");
+    assert!(engine.device().counts.decodes > 5, "{:?}", engine.device().counts);
+    joined.insert(first, long);
+    for (id, request) in joined {
+        let (expected, _) = Alone::of(&request).answer(&request, None, engine.limits());
+        assert_eq!(told[&id], expected, "{request:?}");
+    }
+}
+
+/// Rounds that a device closes are queued behind each other, where that need not wait for the text: with drafts that
+/// pay, tokens come faster than from a device whose drafts the host judges.
+#[test]
+fn a_device_that_closes_rounds_is_not_waited_for() {
+    let run = |closes_rounds: bool, steps: Option<u32>| {
+        let mut fake = Fake::new(Limits { context: 400, blocks: 200, spare_rows: 16, ..limits() });
+        fake.times.decode = |rows| 5_000_000 + 50_000 * u64::from(rows);
+        fake.closes_rounds = closes_rounds;
+        let clock = fake.clock();
+        let mut engine = drafting_engine(fake, Gap::Any, Drafts { source: DraftSource::Drafter, steps });
+        engine.submit(Request::greedy([2, 3, 4], 300)).unwrap();
+        let mut tokens = vec![];
+        while !engine.is_idle() {
+            let token = |event| if let Event::Token { token, .. } = event { Some(token) } else { None };
+            tokens.extend(engine.step().unwrap().into_iter().filter_map(token));
+        }
+        (tokens, clock(), engine.device().counts, engine.draft_counts())
+    };
+    for steps in [None, Some(5)] {
+        let (tokens, time, device, counts) = run(true, steps);
+        let (by_host, time_by_host, waited, counts_by_host) = run(false, steps);
+        assert_eq!(tokens, by_host);
+        assert!(device.closed > 50 && device.closed_behind_others * 10 > device.closed * 9, "{device:?}");
+        assert!(waited.closed == 0 && device.decodes == 0, "{device:?}");
+        assert!(time <= time_by_host + time_by_host / 10, "{time:?} against {time_by_host:?}");
+        if steps.is_some() {
+            // All but what lies behind the end.
+            assert!(counts.accepted.abs_diff(counts_by_host.accepted) <= 5);
+        }
+    }
 }
 
 fn of(source: DraftSource) -> Drafts {

@@ -4,14 +4,15 @@
 //! call:NAME{KEY:value,…}      value = <|"|> any text <|"|> | number | true | false | null | {KEY:value,…} | [value,…]
 //! ```
 //!
-//! The name is given out when it is complete, strings as they come, bare values when their end is seen. It is as lenient as models are sloppy: other quotes, a
-//! missing first quote, and types that the tool's schema corrects. What it cannot read ends the call, closed as valid JSON, and is handed back.
+//! The name is given out when it is complete, strings as they come, bare values when their end is seen. It is as
+//! lenient as models are sloppy: other quotes, a missing first quote, and types that the tool's schema corrects. What
+//! it cannot read ends the call, closed as valid JSON, and is handed back.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Delta, Mark, Tool};
+use super::pieces::{Delta, Mark, Tool};
 
 /// A name that is longer is none.
 const LONGEST_HEAD: usize = 256;

@@ -4,80 +4,18 @@
 //! [<|channel> "thought\n" … <channel|>]  text  <|tool_call> "call:" NAME "{" … "}" <tool_call|>  <|tool_response>
 //! ```
 //!
-//! Markers are recognised by their ids, so that a marker that somebody only spells is text. One machine makes the pieces of a stream, and a whole
-//! answer is those pieces joined: the two cannot differ. Whatever is not understood is content, never nothing.
+//! Markers are recognised by their ids, so that a marker that somebody only spells is text. One machine makes the
+//! pieces of a stream, and a whole answer is those pieces joined: the two cannot differ. Whatever is not understood is
+//! content, never nothing.
 
 mod call;
+mod pieces;
 
 use std::sync::Arc;
 
 use call::{Call, Flow};
 use gemma4c_models::text::Characters;
-use serde_json::Value;
-
-/// A marker of the chat format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
-    ChannelOpen,
-    ChannelClose,
-    CallOpen,
-    CallClose,
-    ResponseOpen,
-    ResponseClose,
-    /// Around the strings of a call.
-    Quote,
-    /// Structure that is not shown.
-    Hidden,
-}
-
-impl Mark {
-    /// Every marker that has a spelling.
-    pub const SPELLED: [(Mark, &'static str); 7] = [
-        (Mark::ChannelOpen, "<|channel>"),
-        (Mark::ChannelClose, "<channel|>"),
-        (Mark::CallOpen, "<|tool_call>"),
-        (Mark::CallClose, "<tool_call|>"),
-        (Mark::ResponseOpen, "<|tool_response>"),
-        (Mark::ResponseClose, "<tool_response|>"),
-        (Mark::Quote, "<|\"|>"),
-    ];
-
-    pub fn spelling(self) -> &'static str {
-        Mark::SPELLED.iter().find(|(mark, _)| *mark == self).map_or("", |(_, text)| text)
-    }
-}
-
-/// One token.
-#[derive(Clone, Copy, Debug)]
-pub enum Piece<'a> {
-    Mark(Mark),
-    /// A part of a text, which may be a part of a character.
-    Bytes(&'a [u8]),
-}
-
-/// What a token adds to the answer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Delta {
-    Reasoning(String),
-    Content(String),
-    /// A call begins; calls are counted from 0.
-    Call {
-        index: usize,
-        name: String,
-    },
-    /// More of its arguments, as JSON.
-    Arguments {
-        index: usize,
-        text: String,
-    },
-}
-
-/// A function that may be called: its name, and the schema of its arguments.
-#[derive(Clone, Debug)]
-pub struct Tool {
-    pub name: String,
-    pub parameters: Value,
-}
+pub use pieces::{Delta, Mark, Piece, Tool};
 
 /// What a channel of thoughts begins with.
 const LABEL: &str = "thought\n";

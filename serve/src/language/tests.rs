@@ -1,4 +1,5 @@
-//! Whatever the tokens are cut into, the answer is the same; whatever is malformed, nothing is lost and arguments are JSON.
+//! Whatever the tokens are cut into, the answer is the same; whatever is malformed, nothing is lost and arguments are
+//! JSON.
 
 use std::sync::Arc;
 
@@ -254,7 +255,8 @@ fn any_items() -> impl Strategy<Value = Vec<Item>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Malformed calls included: every way to cut the tokens gives one answer, in which arguments are JSON and no text is lost.
+    /// Malformed calls included: every way to cut the tokens gives one answer, in which arguments are JSON and no text
+    /// is lost.
     #[test]
     fn every_split_gives_the_same_answer(items in any_items(), cuts in any::<u64>(), is_cut_off in any::<bool>()) {
         let whole = read(&items, Start::Content, is_cut_off, &|_| false);

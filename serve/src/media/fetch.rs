@@ -1,8 +1,10 @@
-//! Media that lie elsewhere, fetched over HTTP: only from hosts that whoever runs the server has named, within limits of bytes and time.
+//! Media that lie elsewhere, fetched over HTTP: only from hosts that whoever runs the server has named, within limits
+//! of bytes and time.
 //!
-//! A client must not reach through the server what it cannot reach itself. So nothing is fetched unless hosts are named; a host that only a pattern names must have public
-//! addresses; the addresses that were checked are those that are connected to; and redirects are not followed. Proxies of the environment are not
-//! used, since one would resolve names by itself.
+//! A client must not reach through the server what it cannot reach itself. So nothing is fetched unless hosts are
+//! named; a host that only a pattern names must have public addresses; the addresses that were checked are those that
+//! are connected to; and redirects are not followed. Proxies of the environment are not used, since one would resolve
+//! names by itself.
 
 use std::collections::btree_map::{self, BTreeMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,8 +19,8 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Error};
 
-use super::MOST_MEDIA;
-use super::source::{Part, starts_with_scheme};
+use super::fetched::{Fetched, starts_with_scheme};
+use super::source::{MOST_MEDIA, Part};
 
 /// Bytes of all that a request has fetched, at most.
 const MOST_BYTES: u64 = 32 << 20;
@@ -78,26 +80,6 @@ impl AllowedHosts {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-}
-
-/// What was fetched for a request, by its address, or why it was not.
-#[derive(Default)]
-pub struct Fetched(BTreeMap<String, Result<Vec<u8>, String>>);
-
-impl Fetched {
-    pub fn bytes(&self, url: &str) -> Result<&[u8], String> {
-        match self.0.get(url) {
-            Some(Ok(bytes)) => Ok(bytes),
-            Some(Err(why)) => Err(why.clone()),
-            None if !starts_with_scheme(url, "http:") && !starts_with_scheme(url, "https:") => {
-                Err("a URL must begin with data:, http:// or https://".into())
-            }
-            None => {
-                Err("this server fetches nothing: send the file in a data URL, or start it with --media-url-allow"
-                    .into())
-            }
-        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Pictures and sounds of a request: parts of its messages made into what the plan's towers read.
 //!
-//! A part brings its file as a data URL or as base64, or names where it lies. What lies elsewhere was fetched before (`fetch.rs`). Files are decoded on the threads that read requests, within
-//! limits: of bytes by the body's, of pixels and seconds by the decoders', of media by their number, and of all that is decoded and not answered yet by
-//! one limit of the server.
+//! A part brings its file as a data URL or as base64, or names where it lies. What lies elsewhere was fetched before
+//! (`fetch.rs`). Files are decoded on the threads that read requests, within limits: of bytes by the body's, of pixels
+//! and seconds by the decoders', of media by their number, and of all that is decoded and not answered yet by one limit
+//! of the server.
 
 mod fetch;
+mod fetched;
 mod source;
 
 use std::sync::Arc;
@@ -17,11 +19,10 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
-pub use fetch::{AllowedHosts, Fetched, fetch_all, remote_urls};
-use source::{Kind, Part};
+pub use fetch::{AllowedHosts, fetch_all, remote_urls};
+pub use fetched::Fetched;
+use source::{Kind, MOST_MEDIA, Part};
 
-/// Pictures and sounds of a request, at most.
-pub const MOST_MEDIA: usize = 64;
 /// What is counted when media take memory.
 const UNIT: usize = 1 << 16;
 
@@ -85,7 +86,8 @@ struct Item {
 }
 
 impl Items {
-    /// Where a part of a message is a picture or a sound: takes it, and returns what the template knows it as. `param` names the part.
+    /// Where a part of a message is a picture or a sound: takes it, and returns what the template knows it as. `param`
+    /// names the part.
     pub fn take(
         &mut self,
         param: &str,

@@ -1,4 +1,5 @@
-//! Parts of messages that are pictures or sounds, and where their bytes are: in a data URL, in base64, or at an address.
+//! Parts of messages that are pictures or sounds, and where their bytes are: in a data URL, in base64, or at an
+//! address.
 
 use std::borrow::Cow;
 
@@ -6,8 +7,11 @@ use base64::Engine;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::Value;
 
-use super::fetch::Fetched;
+use super::fetched::{Fetched, starts_with_scheme};
 use crate::error::ApiError;
+
+/// Pictures and sounds of a request, at most.
+pub const MOST_MEDIA: usize = 64;
 
 /// What a part is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,10 +104,6 @@ impl Source<'_> {
             Source::Url(url) => fetched.bytes(url).map(Cow::Borrowed),
         }
     }
-}
-
-pub fn starts_with_scheme(url: &str, scheme: &str) -> bool {
-    url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
 }
 
 /// With or without padding, and with line breaks, as some encoders leave them.

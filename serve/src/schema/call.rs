@@ -1,7 +1,8 @@
 //! The grammar of a call, in Gemma's notation (`language/call.rs` reads it), from the forms of the tools' arguments.
 //!
-//! Keys are bare and sorted as the chat template sorts them; strings stand between quote tokens and have no escapes; nothing is white space. Names that the schema
-//! neither lists nor speaks of do not come: a tool gets the arguments that it knows.
+//! Keys are bare and sorted as the chat template sorts them; strings stand between quote tokens and have no escapes;
+//! nothing is white space. Names that the schema neither lists nor speaks of do not come: a tool gets the arguments
+//! that it knows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,11 +10,11 @@ use std::fmt::Write;
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
-use super::form::{Form, List, Object};
+use super::form::{Form, List, Object, Schema};
 use super::json;
 use super::number::Number;
+use super::refusal::Refusal;
 use super::text::{Pattern, Text, lengths, may_match};
-use super::{Refusal, Schema};
 use crate::error::ApiError;
 use crate::tools::Declared;
 

@@ -1,15 +1,16 @@
-//! Items that must differ from each other (`uniqueItems`), and names that are counted (`minProperties`): what a grammar cannot say.
+//! Items that must differ from each other (`uniqueItems`), and names that are counted (`minProperties`): what a grammar
+//! cannot say.
 //!
-//! A [`Watch`] reads an answer as it grows, in JSON or in the notation of a call, next to the forms of its schema, and knows the items so far. It says of each
-//! token that could come whether it would repeat one. Where all items are known (an enumeration, a few whole numbers), it says so at the first character that
-//! leads to nothing new; where they are not, when an item would end as one that was there.
+//! A [`Watch`] reads an answer as it grows, in JSON or in the notation of a call, next to the forms of its schema, and
+//! knows the items so far. It says of each token that could come whether it would repeat one. Where all items are known
+//! (an enumeration, a few whole numbers), it says so at the first character that leads to nothing new; where they are
+//! not, when an item would end as one that was there.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Schema;
-use super::form::Form;
+use super::form::{Form, Schema};
 use super::text::Pattern;
 
 /// Values of a list's items that are told one by one.

@@ -5,6 +5,14 @@ use std::collections::BTreeSet;
 use super::number::Number;
 use super::text::{Pattern, Text};
 
+/// A schema that can be enforced.
+#[derive(Clone, Debug)]
+pub struct Schema {
+    pub form: Form,
+    /// What [`Form::Refer`] names.
+    pub defined: Vec<Form>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
     Any,
@@ -130,6 +138,42 @@ impl Form {
                 named.chain(matched).chain([&*object.others]).collect()
             }
             _ => Vec::new(),
+        }
+    }
+}
+
+impl Schema {
+    /// Whether something holds of a form anywhere in it.
+    pub(super) fn any(&self, holds: &dyn Fn(&Form) -> bool) -> bool {
+        fn any(form: &Form, holds: &dyn Fn(&Form) -> bool) -> bool {
+            holds(form) || form.parts().into_iter().any(|part| any(part, holds))
+        }
+        self.defined.iter().chain([&self.form]).any(|form| any(form, holds))
+    }
+
+    /// Whether some items or names have to differ, which no grammar can say.
+    pub fn has_distinct(&self) -> bool {
+        self.any(&|form| match form {
+            Form::List(list) => list.distinct,
+            Form::Object(object) => object.counts_others(),
+            _ => false,
+        })
+    }
+
+    /// The forms that a value may have, with neither references nor alternatives.
+    pub(super) fn plain<'a>(&'a self, form: &'a Form, found: &mut Vec<&'a Form>) {
+        let mut open = vec![form];
+        let mut referred = Vec::new();
+        while let Some(form) = open.pop() {
+            match form {
+                Form::Either(forms) => open.extend(forms),
+                Form::Refer(index) if !referred.contains(index) => {
+                    referred.push(*index);
+                    open.extend(self.defined.get(*index));
+                }
+                Form::Refer(_) => {}
+                form => found.push(form),
+            }
         }
     }
 }

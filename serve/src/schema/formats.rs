@@ -1,4 +1,5 @@
-//! Formats of strings that are enforced, as regular expressions. Others say something to people alone, as the standard has it.
+//! Formats of strings that are enforced, as regular expressions. Others say something to people alone, as the standard
+//! has it.
 
 const DATE: &str = r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
 const TIME: &str =

@@ -1,13 +1,15 @@
-//! The grammar of JSON text: the form, written once more as a schema of the few keywords that the grammar's compiler takes exactly.
+//! The grammar of JSON text: the form, written once more as a schema of the few keywords that the grammar's compiler
+//! takes exactly.
 
 use serde_json::{Map, Value, json};
 
-use super::form::{Form, List, Object};
+use super::form::{Form, List, Object, Schema};
 use super::number::Number;
+use super::refusal::Refusal;
 use super::text::{Pattern, Text, may_match};
-use super::{Refusal, Schema};
 
-/// Between two tokens of JSON: a space, or a line break and the indentation of a few levels. Without a bound a model may go on for ever.
+/// Between two tokens of JSON: a space, or a line break and the indentation of a few levels. Without a bound a model
+/// may go on for ever.
 const SPACE: &str = r" |\n {0,12}";
 /// After a backslash. Without `u` a character has one spelling, so that a listed name cannot come as one that is not.
 const ESCAPES: &str = "nrbtf\\\"";

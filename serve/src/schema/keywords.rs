@@ -1,11 +1,12 @@
-//! Keywords that need no other schema: types, numbers, strings and single values; and the values that do not follow a simple schema.
+//! Keywords that need no other schema: types, numbers, strings and single values; and the values that do not follow a
+//! simple schema.
 
 use serde_json::{Map, Value};
 
-use super::Refusal;
 use super::form::{Form, List, Object};
 use super::formats;
 use super::number::{Bound, Decimal, Number};
+use super::refusal::Refusal;
 use super::text::{LONGEST, Pattern, Text};
 
 pub const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];

@@ -1,8 +1,9 @@
 //! The values that two forms both allow, and the forms that are left when everything is known.
 
-use super::form::{Form, List, Object};
+use super::distinct;
+use super::form::{Form, List, Object, Schema};
+use super::refusal::Refusal;
 use super::text::{Pattern, may_match};
-use super::{Refusal, Schema, distinct};
 
 /// Forms that are put together for one schema, at most.
 const MOST_WORK: usize = 50_000;
@@ -241,7 +242,8 @@ pub fn settle_list(mut list: List) -> Form {
     Form::List(list)
 }
 
-/// Makes a schema of forms that are all known: what refers to nothing that ends is nothing, and counted properties are alternatives.
+/// Makes a schema of forms that are all known: what refers to nothing that ends is nothing, and counted properties are
+/// alternatives.
 pub fn settle(form: Form, definitions: Definitions) -> Result<Schema, Refusal> {
     let mut forms: Vec<Form> = definitions.forms.into_iter().map(|form| form.unwrap_or(Form::Any)).collect();
     loop {

@@ -2,11 +2,11 @@
 
 use serde_json::Number as JsonNumber;
 
-use super::Refusal;
-use super::form::Form;
+use super::refusal::Refusal;
 
-/// Doubles are exact up to here, and so are our bounds. A bound farther out is moved here, which allows less and nothing wrong.
-const FARTHEST: f64 = 9_007_199_254_740_992.0;
+/// Doubles are exact up to here, and so are our bounds. A bound farther out is moved here, which allows less and
+/// nothing wrong.
+pub const FARTHEST: f64 = 9_007_199_254_740_992.0;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Number {
@@ -71,7 +71,7 @@ impl Decimal {
     }
 
     /// The least number that is a multiple of both.
-    fn join(self, other: Decimal) -> Option<Decimal> {
+    pub fn join(self, other: Decimal) -> Option<Decimal> {
         let places = self.places.max(other.places);
         let scaled = |one: Decimal| Some(u128::from(one.digits) * power(places - one.places)? as u128);
         let (a, b) = (scaled(self)?, scaled(other)?);
@@ -114,75 +114,12 @@ impl Number {
         Ok(Number { whole, only: Some(number), ..Number::default() })
     }
 
-    fn allows(&self, value: &JsonNumber) -> bool {
+    pub fn allows(&self, value: &JsonNumber) -> bool {
         let number = value.as_f64().unwrap_or(f64::NAN);
         let is_above = self.least.is_none_or(|least| number > least.value || number == least.value && !least.excluded);
         let is_below = self.most.is_none_or(|most| number < most.value || number == most.value && !most.excluded);
         let divides = self.multiple.is_none_or(|multiple| multiple.divides(value));
         let equals = self.only.as_ref().is_none_or(|only| only.as_f64() == Some(number));
         is_above && is_below && divides && equals && (!self.whole || number.fract() == 0.0)
-    }
-
-    pub fn meet(self, other: Number) -> Result<Form, Refusal> {
-        let only = match (self.only.clone(), other.only.clone()) {
-            (Some(only), _) | (None, Some(only)) => Some(only),
-            (None, None) => None,
-        };
-        if let Some(only) = only {
-            return Ok(match self.allows(&only) && other.allows(&only) {
-                true => {
-                    Form::Number(Number { whole: self.whole || other.whole, only: Some(only), ..Number::default() })
-                }
-                false => Form::Nothing("const".into()),
-            });
-        }
-        let multiple = match (self.multiple, other.multiple) {
-            (Some(one), Some(other)) => {
-                Some(one.join(other).ok_or_else(|| Refusal::new("multipleOf", "has too many digits"))?)
-            }
-            (one, other) => one.or(other),
-        };
-        let farther = |one: Option<Bound>, other: Option<Bound>, sign: f64| match (one, other) {
-            (Some(a), Some(b)) => {
-                let (x, y) = (a.value * sign, b.value * sign);
-                Some(if x > y || x == y && a.excluded { a } else { b })
-            }
-            (a, b) => a.or(b),
-        };
-        let least = farther(self.least, other.least, 1.0);
-        let most = farther(self.most, other.most, -1.0);
-        Number { whole: self.whole || other.whole, least, most, multiple, only: None }.settle()
-    }
-
-    /// With bounds that the grammar can take; nothing where no number lies between them.
-    pub fn settle(mut self) -> Result<Form, Refusal> {
-        if self.whole {
-            let inner = |bound: Bound, rounded: f64, step: f64| {
-                let value = if bound.excluded && rounded == bound.value { rounded + step } else { rounded };
-                Bound { value, excluded: false }
-            };
-            self.least = self.least.map(|least| inner(least, least.value.ceil(), 1.0));
-            self.most = self.most.map(|most| inner(most, most.value.floor(), -1.0));
-        }
-        let too_far = |keyword: &str| Err(Refusal::new(keyword, format!("must lie within {FARTHEST:e} of 0")));
-        match (self.least, self.most) {
-            (Some(least), _) if least.value >= FARTHEST => return too_far("minimum"),
-            (_, Some(most)) if most.value <= -FARTHEST => return too_far("maximum"),
-            _ => {}
-        }
-        let nearest = Bound { value: -FARTHEST, excluded: false };
-        self.least = self.least.map(|least| if least.value < -FARTHEST { nearest } else { least });
-        let nearest = Bound { value: FARTHEST, excluded: false };
-        self.most = self.most.map(|most| if most.value > FARTHEST { nearest } else { most });
-        if let (Some(least), Some(most)) = (self.least, self.most) {
-            if least.value > most.value || least.value == most.value && (least.excluded || most.excluded) {
-                return Ok(Form::Nothing("minimum".into()));
-            }
-            let step = self.multiple.map(Decimal::value);
-            if step.is_some_and(|step| (most.value / step).floor() < (least.value / step).ceil()) {
-                return Ok(Form::Nothing("multipleOf".into()));
-            }
-        }
-        Ok(Form::Number(self))
     }
 }

@@ -1,19 +1,20 @@
-//! From a JSON schema to the form of its values. Every keyword of the standard is enforced, or means nothing to a validator, or is refused by its name.
+//! From a JSON schema to the form of its values. Every keyword of the standard is enforced, or means nothing to a
+//! validator, or is refused by its name.
 //!
-//! The standard is draft 2020-12; of older drafts, what is still written: `definitions`, lists in `items`, truth values in `exclusiveMinimum`. Keywords that the
-//! standard does not know are ignored, as it says.
+//! The standard is draft 2020-12; of older drafts, what is still written: `definitions`, lists in `items`, truth values
+//! in `exclusiveMinimum`. Keywords that the standard does not know are ignored, as it says.
 
 use serde_json::Value;
 
-use super::form::{Form, List, Object};
+use super::form::{Form, List, Object, Schema};
 use super::keywords::{
     Fields, TYPES, complement, constant, count, is_trivial, list, numbers, object, pattern, texts, types, unsupported,
     without, wrong,
 };
 use super::meet::{Definitions, settle, settle_list};
 use super::references::References;
+use super::refusal::Refusal;
 use super::text::{Pattern, Text};
-use super::{Refusal, Schema};
 
 /// Keywords that say something of one type, and of no other.
 const NUMBERS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];

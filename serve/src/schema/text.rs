@@ -1,12 +1,11 @@
 //! Strings of a schema: lengths, regular expressions and single values.
 //!
-//! `pattern` is ECMAScript's and may match anywhere in a string. It is rewritten once: as a regular expression of the whole string, in the syntax of the grammars.
+//! `pattern` is ECMAScript's and may match anywhere in a string. It is rewritten once: as a regular expression of the
+//! whole string, in the syntax of the grammars.
 
 use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Hir, HirKind, Look};
-
-use super::form::Form;
 
 /// Work that is spent on finding out whether any string has all the patterns.
 const FUEL: u64 = 20_000;
@@ -85,37 +84,10 @@ impl Text {
             _ => None,
         }
     }
-
-    pub fn meet(mut self, other: Text) -> Form {
-        if let Some(only) = self.only.as_ref().or(other.only.as_ref()) {
-            return match self.allows(only) && other.allows(only) {
-                true => Form::Text(Text::only(only)),
-                false => Form::Nothing("const".into()),
-            };
-        }
-        for pattern in other.patterns {
-            if !self.patterns.contains(&pattern) {
-                self.patterns.push(pattern);
-            }
-        }
-        self.least = self.least.max(other.least);
-        self.most = [self.most, other.most].into_iter().flatten().min();
-        self.settle()
-    }
-
-    pub fn settle(mut self) -> Form {
-        self.most = self.most.filter(|most| *most <= LONGEST);
-        if self.least > self.most.unwrap_or(LONGEST) {
-            return Form::Nothing("minLength".into());
-        }
-        match self.patterns.is_empty() || may_match(&self.patterns, self.least, self.most) {
-            true => Form::Text(self),
-            false => Form::Nothing("pattern".into()),
-        }
-    }
 }
 
-/// From ECMAScript's syntax to that of the grammars. `\s` is narrower and `\S` too, so that both mean what every engine means.
+/// From ECMAScript's syntax to that of the grammars. `\s` is narrower and `\S` too, so that both mean what every engine
+/// means.
 fn translate(pattern: &str) -> Option<String> {
     let (mut out, mut in_class, mut before) = (String::new(), false, '\0');
     let mut characters = pattern.chars().peekable();

@@ -1,4 +1,4 @@
-//! Answers: whole, streamed, and the same in company as alone.
+//! Answers: whole, streamed, and the same in a batch as alone.
 
 use std::thread;
 

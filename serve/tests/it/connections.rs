@@ -79,7 +79,8 @@ fn a_client_that_has_gone_is_told_from_one_that_waits() {
     assert!(wasted < 3.0 * 480.0 - before, "{wasted} tokens for nobody");
 }
 
-/// A stream of more bytes than the connection holds: a client's system takes megabytes for it, unless it is told not to.
+/// A stream of more bytes than the connection holds: a client's system takes megabytes for it, unless it is told not
+/// to.
 fn unread(server: &Server) -> TcpStream {
     let mut request = long(true);
     request["logprobs"] = json!(20);

@@ -22,8 +22,9 @@ fn weather(value: &str) -> String {
     result("get_weather", value)
 }
 
-/// Conversations with results of tools, of which transformers makes a turn `<|turn>tool` with this template: what must follow the first
-/// `<|turn>model\n` in place of it. A result is in the model's turn, and so is what the model says before a call and after a result.
+/// Conversations with results of tools, of which transformers makes a turn `<|turn>tool` with this template: what must
+/// follow the first `<|turn>model\n` in place of it. A result is in the model's turn, and so is what the model says
+/// before a call and after a result.
 fn with_results() -> BTreeMap<&'static str, String> {
     let rome = "<|tool_call>call:get_weather{city:<|\"|>Rome<|\"|>,days:1}<tool_call|>";
     let book = "<|tool_call>call:book{n:None,ok:true,price:1.5,when:{day:<|\"|>x<|\"|>},who:[{age:3,name:<|\"|>A<|\"|>}]}<tool_call|>";

@@ -1,4 +1,5 @@
-//! Answers that must have a form: a random model says nothing that its expression, grammar or tools do not allow. `schemas` has the JSON schemas.
+//! Answers that must have a form: a random model says nothing that its expression, grammar or tools do not allow.
+//! `schemas` has the JSON schemas.
 
 use serde_json::{Map, Value, json};
 

@@ -1,10 +1,13 @@
-//! The server over a tiny model on the CPU, seen from outside: every byte of a stream, every error, and what is left after faults.
+//! The server over a tiny model on the CPU, seen from outside: every byte of a stream, every error, and what is left
+//! after faults.
 
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "shared with tests that use all of it")]
 #[path = "../../../tests/common/golden.rs"]
 mod golden;
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 
 mod api;
 mod connections;

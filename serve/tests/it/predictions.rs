@@ -52,7 +52,8 @@ fn drafts_are_counted() {
         "model": "tiny", "prompt": "x", "logit_bias": { token: 100 }, "temperature": 0, "max_tokens": 12,
     });
     let usage = server.post("/v1/completions", &request).json()["usage"].take();
-    // Nothing is known of the first three tokens. Then there are two rounds of four tokens, and one token for which nothing is worth guessing.
+    // Nothing is known of the first three tokens. Then there are two rounds of four tokens, and one token for which
+    // nothing is worth guessing.
     let details = &usage["completion_tokens_details"];
     assert_eq!(
         (&usage["completion_tokens"], &details["accepted_prediction_tokens"], &details["rejected_prediction_tokens"]),

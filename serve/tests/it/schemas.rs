@@ -1,7 +1,8 @@
-//! Random JSON schemas with every keyword that is supported, and a plain checker for them: whatever a random model says follows its schema.
+//! Random JSON schemas with every keyword that is supported, and a plain checker for them: whatever a random model says
+//! follows its schema.
 //!
-//! How many there are is `GEMMA4C_SCHEMAS`; what was asked and answered is written to the file `GEMMA4C_ANSWERS`, for a checker of somebody
-//! else's making (`scripts/test-schemas.sh`).
+//! How many there are is `GEMMA4C_SCHEMAS`; what was asked and answered is written to the file `GEMMA4C_ANSWERS`, for a
+//! checker of somebody else's making (`scripts/test-schemas.sh`).
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,4 +1,5 @@
-//! A schema means the same as `response_format` and as the parameters of a tool: each keyword is enforced in both, or refused in both with the same words.
+//! A schema means the same as `response_format` and as the parameters of a tool: each keyword is enforced in both, or
+//! refused in both with the same words.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! `gemma4c bench --sequences`: prompts of several sequences one after another, then all of them decoded together, as `llama-batched-bench`
-//! measures it.
+//! `gemma4c bench --sequences`: prompts of several sequences one after another, then all of them decoded together, as
+//! `llama-batched-bench` measures it.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_runtime::engine::{Device, Engine, Event, Request};
 use serde_json::json;
 
-use crate::commands::plan_file::{EngineArgs, EngineOptions, PlanArgs};
+use crate::commands::plan_file::{EngineArgs, PlanArgs};
+use crate::device::EngineOptions;
 use crate::{progress, random};
 
 /// What is measured.
@@ -64,9 +65,8 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let most = batched.sequences.iter().copied().max().context("--sequences: no number was given")?;
     ensure!(batched.sequences.iter().all(|n| *n > 0), "--sequences 0: at least one is needed");
     let model = plan.model.name.clone().unwrap_or_else(|| plan.model.architecture.clone());
-    let engine = batched.engine;
     // Of random prompts nothing is worth keeping.
-    let options = EngineOptions { engine, sequences: Some(most), snapshots: Some(0), ..EngineOptions::default() };
+    let options = EngineOptions { sequences: Some(most), snapshots: Some(0), ..batched.engine.options() };
     let mut engine = batched.plan.open_engine(plan, options)?;
     for test in &tests {
         let needed = engine.limits().blocks_for(test.prompt + test.generate) * test.sequences;

@@ -1,8 +1,9 @@
 //! `gemma4c bench --chat`: how long the turns of a chat wait for their first token.
 //!
-//! A turn is sent as a chat front end sends it: the whole conversation as one prompt, the model's own answers among it. What the engine has kept
-//! of the turn before is not read again. It keeps states of prompts alone, so the last answer is read as a prompt, once. A turn's limit follows from
-//! that: the time of its new tokens at the rate of pp512, and a constant.
+//! A turn is sent as a chat front end sends it: the whole conversation as one prompt, the model's own answers among it.
+//! What the engine has kept of the turn before is not read again. It keeps states of prompts alone, so the last answer
+//! is read as a prompt, once. A turn's limit follows from that: the time of its new tokens at the rate of pp512, and a
+//! constant.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_runtime::engine::{Device, Engine, Event, Request};
 use serde_json::json;
 
-use crate::commands::plan_file::{EngineArgs, EngineOptions, PlanArgs};
+use crate::commands::plan_file::{EngineArgs, PlanArgs};
+use crate::device::EngineOptions;
 use crate::{progress, random};
 
 /// What is measured.
@@ -64,7 +66,7 @@ pub fn run(chat: &Chat<'_>) -> Result<Report> {
         "a chat of {positions} tokens does not fit the plan's context of {context}: compile with a larger --ctx"
     );
     let model = plan.model.name.clone().unwrap_or_else(|| plan.model.architecture.clone());
-    let options = EngineOptions { engine: chat.engine, sequences: Some(1), ..EngineOptions::default() };
+    let options = EngineOptions { sequences: Some(1), ..chat.engine.options() };
     let mut engine = chat.plan.open_engine(plan, options)?;
     let limits = engine.limits();
     // A chat has two snapshots, where there is room for them. Each has its own copy of the block that it ends in.

@@ -1,17 +1,19 @@
 //! `gemma4c bench --draft`: what drafting costs, what verifying costs, and what both bring at a given acceptance.
 //!
-//! Random weights accept nothing, so acceptance is forced: the drafter runs, and what it drafted is replaced, with the given probability by the token that
-//! an undrafted run chose, else by another. The text is that of the undrafted run, which is checked.
+//! Random weights accept nothing, so acceptance is forced: the drafter runs, and what it drafted is replaced, with the
+//! given probability by the token that an undrafted run chose, else by another. The text is that of the undrafted run,
+//! which is checked.
 //!
-//! Which drafts those are is the luck of a seed, and moves a rate by a tenth. So every run has another seed, and beside the rate that they had together stands the one that is to be
-//! expected: of rounds that took as long, with as many tokens as such rounds have on average.
+//! Which drafts those are is the luck of a seed, and moves a rate by a tenth. So every run has another seed, and beside
+//! the rate that they had together stands the one that is to be expected: of rounds that took as long, with as many
+//! tokens as such rounds have on average.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::{Counts, Guess, MOST_DRAFTS, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{Counts, DraftSource, Guess, MOST_DRAFTS, Request, RuntimeError, Sampler, Session, Speculation};
 use serde_json::json;
 
 use super::super::plan_file::PlanArgs;
@@ -184,7 +186,7 @@ fn expected_tokens(counts: &Counts, acceptance: f64) -> f64 {
 }
 
 fn speculation(guess: Box<Guess>, steps: Option<u32>, with_drafter: bool) -> Speculation {
-    let source = if with_drafter { Source::Replaced(guess) } else { Source::Given(guess) };
+    let source = if with_drafter { DraftSource::Replaced(guess) } else { DraftSource::Given(guess) };
     Speculation::new(source, steps)
 }
 

@@ -1,14 +1,15 @@
 //! `gemma4c bench --ngram`: what drafts bring that are looked up in the text so far.
 //!
-//! Random weights never write what they wrote before, so the answer is forced: whatever the model picks, the next token is that of a given text. Everything
-//! is computed as if the model had picked it. What it did pick is compared: at every position it must be the same, however many rows were computed at once.
+//! Random weights never write what they wrote before, so the answer is forced: whatever the model picks, the next token
+//! is that of a given text. Everything is computed as if the model had picked it. What it did pick is compared: at
+//! every position it must be the same, however many rows were computed at once.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
-use gemma4c_runtime::{Counts, MOST_LOOKED_UP, Source, Speculation};
+use gemma4c_runtime::{Counts, DraftSource, MOST_LOOKED_UP, Speculation};
 use serde_json::json;
 
 use super::super::plan_file::PlanArgs;
@@ -79,7 +80,7 @@ fn forced(bench: &mut Bench, text: &[u32], of: &Lookups<'_>, drafts: Option<u32>
     let (mut rates, mut counts) = (Vec::new(), Counts::default());
     for _ in 0..of.repeat {
         bench.sampler.recite(text);
-        let mut speculation = Speculation::new(Source::Lookup, drafts);
+        let mut speculation = Speculation::new(DraftSource::Lookup, drafts);
         let (tokens, took) = bench.generate(of.generate, Some(&mut speculation))?;
         ensure!(tokens == text[of.prompt as usize..], "drafts have changed the text");
         rates.push((tokens.len() - 1) as f64 / took.as_secs_f64());

@@ -1,10 +1,11 @@
-//! `gemma4c kernels --bench`: how fast the launches of plans stream their weights, beside the fastest this GPU can read at all, and how
-//! fast they multiply many rows.
+//! `gemma4c kernels --bench`: how fast the launches of plans stream their weights, beside the fastest this GPU can read
+//! at all, and how fast they multiply many rows.
 //!
-//! What is timed are the steps of the five sizes' plans, with the instance, grid and arguments they have there (`timed.rs`). A launch
-//! finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
-//! L2. A product of many rows that is one matrix's, and not experts', has cuBLASLt beside it over bf16 weights (`cublaslt.rs`), where the machine has that library. Launches are replayed as a graph, so that no host stands between them. Both in one run: only ratios taken in one run
-//! mean something on another GPU.
+//! What is timed are the steps of the five sizes' plans, with the instance, grid and arguments they have there
+//! (`timed.rs`). A launch finds its weights in memory, not in L2: each takes another copy, and all copies together are
+//! far larger than any L2. A product of many rows that is one matrix's, and not experts', has cuBLASLt beside it over
+//! bf16 weights, where the machine has that library. Launches are replayed as a graph, so that no host stands between
+//! them. Both in one run: only ratios taken in one run mean something on another GPU.
 
 use std::collections::HashMap;
 
@@ -13,9 +14,9 @@ use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::kernels::probe;
 use gemma4c_dsl::harness::{Random, Scalar};
+use gemma4c_runtime::cuda::{CublasLt, CublasLtError, Shape};
 
 use super::Selection;
-use super::cublaslt::{CublasLt, Shape};
 use super::gpu::{Bound, Chain, Gpu, Held};
 use super::timed::{Content, Given, Timed, steps};
 use crate::commands::Outcome;
@@ -82,17 +83,18 @@ pub fn decode_recipes(arch: Arch) -> Vec<Recipe> {
     recipes::of_types(arch, &[DType::Q8_0, DType::Q4_0])
 }
 
-/// The plans whose prefill products are timed: over the weights as they are kept, and over bf16 copies where the GPU can have them.
+/// The plans whose prefill products are timed: over the weights as they are kept, and over bf16 copies where the GPU
+/// can have them.
 pub fn prefill_recipes(arch: Arch) -> Vec<Recipe> {
     let usual = recipes::of_types(arch, &[DType::Q8_0]);
-    let with_copies = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::with_copies);
+    let with_copies = usual.iter().filter(|_| arch.has_wgmma()).cloned().map(Recipe::with_copies);
     usual.iter().cloned().chain(with_copies).collect()
 }
 
 /// What cuBLASLt reaches: the library, opened when it is first asked, and its answers by shape.
 #[derive(Default)]
 struct Yardstick {
-    library: Option<Result<CublasLt>>,
+    library: Option<Result<CublasLt, CublasLtError>>,
     known: HashMap<Shape, f64>,
 }
 

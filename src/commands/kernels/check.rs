@@ -79,7 +79,8 @@ fn check(families: &[(&str, Vec<Case>)], executors: &[&dyn Executor], is_lost: i
                 Ok(()) => tally.passed += 1,
                 Err(error) => {
                     eprintln!("FAILED: {error}");
-                    // An access outside of all memory ends the context: whatever ran now would fail for this case's fault.
+                    // An access outside of all memory ends the context: whatever ran now would fail for this case's
+                    // fault.
                     anyhow::ensure!(!is_lost(), "the GPU accepts no more work after case `{}`", case.name);
                 }
             }

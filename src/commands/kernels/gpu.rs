@@ -1,7 +1,7 @@
 //! Kernels of the library on this machine's GPU: compiled, loaded, given buffers and launched.
 //!
-//! A buffer lies between two bands of known bytes, which a kernel that writes past its buffer disturbs; what it may only
-//! read must be as it was. Neither sees a stray read: the simulator does.
+//! A buffer lies between two bands of known bytes, which a kernel that writes past its buffer disturbs; what it may
+//! only read must be as it was. Neither sees a stray read: the simulator does.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -188,8 +188,8 @@ impl Bound {
     /// Queues the launch; a dependent one may start before its predecessor ends.
     #[allow(unsafe_code)]
     pub fn launch(&self, dependent: bool) -> Result<(), CudaError> {
-        // SAFETY: the arguments are the instance's own, in order, by `bind`'s callers; that accesses stay in the buffers is
-        // what the simulator shows for the same case.
+        // SAFETY: the arguments are the instance's own, in order, by `bind`'s callers; that accesses stay in the
+        // buffers is what the simulator shows for the same case.
         unsafe { self.function.launch(self.shape(dependent), &self.arguments()) }
     }
 
@@ -231,8 +231,8 @@ impl<'a> Chain<'a> {
 
     #[allow(unsafe_code)]
     fn replay(&self) -> Result<(), CudaError> {
-        // SAFETY: `launches` keeps every buffer and function, and each launch is as sound here as it is alone. A buffer's
-        // release waits for what runs.
+        // SAFETY: `launches` keeps every buffer and function, and each launch is as sound here as it is alone. A
+        // buffer's release waits for what runs.
         unsafe { self.graph.replay() }
     }
 

@@ -1,8 +1,9 @@
-//! Steps of plans as launches that can be timed one by one: the instance, grid and arguments that a plan has, over memory of its own.
+//! Steps of plans as launches that can be timed one by one: the instance, grid and arguments that a plan has, over
+//! memory of its own.
 //!
-//! A step's arguments say how large each of its buffers is. What lies in them decides no kernel's time but where it says which rows or
-//! experts are meant, so weights and activations are random numbers of a form that is finite whatever a kernel takes them for. Everything
-//! but the launch happens here, and needs no GPU.
+//! A step's arguments say how large each of its buffers is. What lies in them decides no kernel's time but where it
+//! says which rows or experts are meant, so weights and activations are random numbers of a form that is finite
+//! whatever a kernel takes them for. Everything but the launch happens here, and needs no GPU.
 
 use std::collections::HashSet;
 
@@ -11,8 +12,8 @@ use gemma4c_dsl::harness::{Random, Scalar};
 use gemma4c_dsl::{Access, ElementType, Instance, ParamKind};
 use gemma4c_graph::Elem;
 use gemma4c_plan::cuda::{Argument, CudaStep, Phase, PhaseKind, RECORD_WORDS, Range, Region, Segment, record};
+use gemma4c_runtime::cuda::Shape;
 
-use super::cublaslt::Shape;
 use crate::launched::Plan;
 
 /// A step to be timed.
@@ -94,7 +95,8 @@ impl Content {
 /// From one chosen expert to the next: a prime, so that it meets all of any number of experts that it does not divide.
 const EXPERT_STRIDE: u32 = 13;
 
-/// The steps of one phase that launch wanted kernels, each kind once: layers that differ in nothing but their numbers are one.
+/// The steps of one phase that launch wanted kernels, each kind once: layers that differ in nothing but their numbers
+/// are one.
 pub fn steps<'p>(
     plan: &'p Plan,
     phase: &'p Phase,
@@ -180,7 +182,7 @@ fn arguments(plan: &Plan, phase: &Phase, at: usize, instance: &Instance) -> Resu
         let element = instance.values().element(element);
         let content = match access {
             Access::Output => Content::Zeros,
-            _ => content(plan, phase, at, &param.name, range, element)?,
+            _ => content(plan, phase, at, param.def.name, range, element)?,
         };
         let is_rotated = match range.region {
             Region::Weights | Region::Host => is_read_whole,
@@ -193,7 +195,7 @@ fn arguments(plan: &Plan, phase: &Phase, at: usize, instance: &Instance) -> Resu
     step.launch.arguments.iter().zip(instance.params()).map(given).collect()
 }
 
-/// What an argument of that name must hold for the launch to be one of a running model.
+/// What an argument of that name must hold for the launch to be one of a running model. A view's field goes by its own name.
 fn content(
     plan: &Plan,
     phase: &Phase,
@@ -240,8 +242,8 @@ fn records(plan: &Plan, phase: &Phase, rows: u32) -> Vec<u32> {
     words
 }
 
-/// The pairs of rows and experts, evenly shared out among the experts, in groups as the sort before this step would make them: how many,
-/// then the first of each, the one behind its last, and its expert.
+/// The pairs of rows and experts, evenly shared out among the experts, in groups as the sort before this step would
+/// make them: how many, then the first of each, the one behind its last, and its expert.
 fn groups(plan: &Plan, phase: &Phase, at: usize, range: &Range, experts: u32) -> Result<Vec<u32>> {
     let is_sort = |step: &&CudaStep| {
         let kernel = &plan.lowered.program.kernels[step.launch.kernel as usize].name;
@@ -329,7 +331,7 @@ mod tests {
             }
         }
         let (usual, with_copies): (Vec<_>, Vec<_>) =
-            prefill_recipes(Arch::Sm90a).into_iter().partition(|recipe| recipe.with.is_empty());
+            prefill_recipes(Arch::Sm90a).into_iter().partition(|recipe| recipe.options.enabled.is_empty());
         assert_eq!((usual.len(), with_copies.len()), (5, 5));
         assert_eq!(prefill_recipes(Arch::Sm89).len(), 5);
     }
@@ -339,8 +341,9 @@ mod tests {
     fn prepared_launches_stay_in_their_memory() {
         let mut launched = HashSet::new();
         for (preset, dtype) in [(Preset::TinyE, DType::Q8_0), (Preset::TinyMoe, DType::Q4_0)] {
-            let recipe = Recipe::new(preset, Types::All(dtype), Arch::Sm90a);
-            let plan = Plan::lower_for(recipe, 256, 32).expect("a plan");
+            let mut recipe = Recipe::new(preset, Types::All(dtype), Arch::Sm90a);
+            (recipe.options.context, recipe.options.chunk) = (Some(256), Some(32));
+            let plan = Plan::lower(recipe).expect("a plan");
             for phase in &plan.lowered.program.phases {
                 for timed in prepared(&plan, phase) {
                     let mut memory = Memory::new();

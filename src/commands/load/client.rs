@@ -1,17 +1,19 @@
-//! One request over one connection, with the time of everything that comes back.
+//! One request, with the time of everything that comes back.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use ureq::Agent;
+use ureq::http::{Response, StatusCode, header};
 
-/// A server without TLS.
+/// A server, and the connections to it.
 pub struct Server {
-    address: String,
-    path: String,
-    key: String,
+    agent: Agent,
+    base: String,
+    key: Option<String>,
 }
 
 /// What a streamed answer took.
@@ -34,83 +36,80 @@ impl Answered {
     }
 }
 
-/// A server that says nothing for so long has failed.
+/// The server understood a request and does not answer such: the fault is the request's.
+#[derive(Debug)]
+pub struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// A server that does not begin to answer for so long has failed.
 const SILENCE: Duration = Duration::from_secs(600);
 
 impl Server {
     pub fn new(url: &str, key: Option<&str>) -> Result<Server> {
-        let rest = url.strip_prefix("http://").context("the server's address must begin with http://")?;
-        let (host, path) =
-            rest.split_once('/').map_or((rest, String::new()), |(host, path)| (host, format!("/{path}")));
-        let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-        let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
-        Ok(Server { address, path: path.trim_end_matches('/').trim_end_matches("/v1").to_owned(), key })
-    }
-
-    fn send(&self, method: &str, path: &str, body: &str) -> Result<BufReader<TcpStream>> {
-        let mut stream =
-            TcpStream::connect(&self.address).with_context(|| format!("cannot connect to {}", self.address))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        let Server { address, path: base, key } = self;
-        let length = body.len();
-        let head = format!(
-            "{method} {base}{path} HTTP/1.1\r\nhost: {address}\r\n{key}content-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
-        );
-        stream.write_all(format!("{head}{body}").as_bytes())?;
-        Ok(BufReader::new(stream))
+        let is_http = url.starts_with("http://") || url.starts_with("https://");
+        ensure!(is_http, "{url}: the server's address must begin with http:// or https://");
+        // Its statuses are figures, not errors; a proxy would be measured with it.
+        let config = Agent::config_builder().http_status_as_error(false).proxy(None).user_agent("gemma4c");
+        let agent = config.timeout_recv_response(Some(SILENCE)).max_idle_connections_per_host(1024).build().into();
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        Ok(Server { agent, base, key: key.map(|key| format!("Bearer {key}")) })
     }
 
     pub fn get(&self, path: &str) -> Result<Value> {
-        let mut body = Body::new(self.send("GET", path, "")?)?;
-        let mut text = String::new();
-        while let Some(piece) = body.piece()? {
-            text.push_str(&String::from_utf8_lossy(&piece));
+        let mut request = self.agent.get(format!("{}{path}", self.base));
+        if let Some(key) = &self.key {
+            request = request.header(header::AUTHORIZATION, key);
         }
-        ensure!(body.status == 200, "{path}: status {}: {text}", body.status);
-        Ok(serde_json::from_str(&text)?)
+        let response = request.call().with_context(|| format!("no answer from {}", self.base))?;
+        Ok(serde_json::from_reader(ok(response)?.into_body().into_reader())?)
     }
 
     /// Posts a request whose answer is a stream of completions.
     pub fn stream(&self, path: &str, body: &str) -> Result<Answered> {
         let started = Instant::now();
-        let mut body = Body::new(self.send("POST", path, body)?)?;
-        let (mut text, mut latest, mut first) = (Vec::new(), started, None);
-        let (mut gaps, mut usage, mut is_done) = (Vec::new(), Value::Null, false);
-        let mut said = String::new();
-        while let Some(piece) = body.piece()? {
+        let mut request = self.agent.post(format!("{}{path}", self.base)).content_type("application/json");
+        if let Some(key) = &self.key {
+            request = request.header(header::AUTHORIZATION, key);
+        }
+        let response = request.send(body).with_context(|| format!("no answer from {}", self.base))?;
+        let mut events = BufReader::new(ok(response)?.into_body().into_reader());
+        let (mut latest, mut first) = (started, None);
+        let (mut gaps, mut usage, mut text) = (Vec::new(), Value::Null, String::new());
+        let mut line = String::new();
+        loop {
+            line.clear();
+            ensure!(events.read_line(&mut line)? > 0, "the stream has no end");
             let now = Instant::now();
-            text.extend(piece);
-            if body.status != 200 {
-                continue;
+            let Some(data) = line.strip_prefix("data: ").map(str::trim_end) else { continue };
+            if data == "[DONE]" {
+                break;
             }
-            while let Some(end) = text.windows(2).position(|window| window == b"\n\n") {
-                let event: Vec<u8> = text.drain(..end + 2).collect();
-                let Some(data) = event.strip_prefix(b"data: ") else { continue };
-                if data.starts_with(b"[DONE]") {
-                    is_done = true;
-                    continue;
+            let data: Value = serde_json::from_str(data).context("an event is no JSON")?;
+            if let Some(error) = data.get("error") {
+                bail!("an error in the stream: {error}");
+            }
+            if data["usage"].is_object() {
+                usage = data["usage"].clone();
+            }
+            let piece = data["choices"][0]["text"].as_str().unwrap_or_default();
+            text.push_str(piece);
+            if !piece.is_empty() {
+                match first {
+                    None => first = Some(now - started),
+                    Some(_) => gaps.push(now - latest),
                 }
-                let data: Value = serde_json::from_slice(data).context("an event is no JSON")?;
-                if let Some(error) = data.get("error") {
-                    bail!("an error in the stream: {error}");
-                }
-                if data["usage"].is_object() {
-                    usage = data["usage"].clone();
-                }
-                let text = data["choices"][0]["text"].as_str().unwrap_or_default();
-                said.push_str(text);
-                if !text.is_empty() {
-                    match first {
-                        None => first = Some(now - started),
-                        Some(_) => gaps.push(now - latest),
-                    }
-                    latest = now;
-                }
+                latest = now;
             }
         }
-        ensure!(body.status == 200, "status {}: {}", body.status, String::from_utf8_lossy(&text));
-        ensure!(is_done, "the stream has no end");
+        // Read to its end, a connection can be used again.
+        std::io::copy(&mut events, &mut std::io::sink())?;
         let whole = latest - started;
         Ok(Answered {
             prompt_tokens: usage["prompt_tokens"].as_u64().unwrap_or(0),
@@ -118,52 +117,21 @@ impl Server {
             first: first.unwrap_or(whole),
             gaps,
             whole,
-            text: said,
+            text,
         })
     }
 }
 
-/// The body of a response, piece by piece.
-struct Body {
-    stream: BufReader<TcpStream>,
-    status: u16,
-    is_chunked: bool,
-    has_ended: bool,
-}
-
-impl Body {
-    fn new(mut stream: BufReader<TcpStream>) -> Result<Body> {
-        let mut line = String::new();
-        stream.read_line(&mut line).context("the server does not answer")?;
-        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).context("this is no HTTP")?;
-        let mut is_chunked = false;
-        loop {
-            line.clear();
-            ensure!(stream.read_line(&mut line)? > 0, "the answer's head has no end");
-            if line.trim().is_empty() {
-                return Ok(Body { stream, status, is_chunked, has_ended: false });
-            }
-            is_chunked |= line.to_ascii_lowercase().starts_with("transfer-encoding: chunked");
-        }
+/// The response, if it is one of success.
+fn ok(response: Response<ureq::Body>) -> Result<Response<ureq::Body>> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
     }
-
-    fn piece(&mut self) -> Result<Option<Vec<u8>>> {
-        if self.has_ended {
-            return Ok(None);
-        }
-        let mut piece = Vec::new();
-        if !self.is_chunked {
-            self.has_ended = true;
-            self.stream.read_to_end(&mut piece)?;
-            return Ok(Some(piece));
-        }
-        let mut line = String::new();
-        self.stream.read_line(&mut line)?;
-        let length = usize::from_str_radix(line.trim(), 16).context("the connection was cut")?;
-        piece.resize(length + 2, 0);
-        self.stream.read_exact(&mut piece)?;
-        piece.truncate(length);
-        self.has_ended = length == 0;
-        Ok((length > 0).then_some(piece))
-    }
+    let mut text = String::new();
+    response.into_body().into_reader().take(64 << 10).read_to_string(&mut text)?;
+    let said = format!("status {}: {}", status.as_u16(), text.trim_end());
+    // Too many requests are what a load test is about.
+    let is_refused = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
+    if is_refused { Err(Refused(said).into()) } else { bail!(said) }
 }

@@ -7,10 +7,10 @@
 //!
 //! 1   3.21 0.94 …   3.20 0.95 …   0.0012 …   1 1 …
 //! ```
-//! A line a window, with tabs between its number, its tokens' negative log-likelihoods and, with another plan, the other's,
-//! the divergences, and whether both find the same token likeliest (1 or 0). A number is written with as many digits as
-//! give the same bits back. Lines are only ever appended, each in one write: an interruption leaves whole lines and at most
-//! a part of one, which is cut off.
+//! A line a window, with tabs between its number, its tokens' negative log-likelihoods and, with another plan, the
+//! other's, the divergences, and whether both find the same token likeliest (1 or 0). A number is written with as many
+//! digits as give the same bits back. Lines are only ever appended, each in one write: an interruption leaves whole
+//! lines and at most a part of one, which is cut off.
 
 use std::fmt::{Display, Write as _};
 use std::fs::{File, TryLockError};

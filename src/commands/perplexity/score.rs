@@ -26,13 +26,14 @@ impl<'a> LogSoftmax<'a> {
         self.nll_at(self.logits[token as usize])
     }
 
-    /// Of a token with this logit. The largest goes first: its difference to another is exact or nearly so, whatever their size.
+    /// Of a token with this logit. The largest goes first: its difference to another is exact or nearly so, whatever
+    /// their size.
     fn nll_at(&self, logit: f32) -> f64 {
         self.log_sum - (logit as f64 - self.largest)
     }
 
-    /// The Kullback-Leibler divergence of `other` from this one, KL(self ‖ other): what is lost where `other` is taken for
-    /// this one.
+    /// The Kullback-Leibler divergence of `other` from this one, KL(self ‖ other): what is lost where `other` is taken
+    /// for this one.
     pub fn divergence(&self, other: &LogSoftmax<'_>) -> f64 {
         let term = |(p, q): (&f32, &f32)| {
             let (p, q) = (self.nll_at(*p), other.nll_at(*q));
@@ -98,7 +99,8 @@ impl fmt::Display for Mean {
     }
 }
 
-/// The value below which this fraction of all lies; between two values the straight line, as llama.cpp has it. 0 of none.
+/// The value below which this fraction of all lies; between two values the straight line, as llama.cpp has it. 0 of
+/// none.
 pub fn percentile(values: &[f64], fraction: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

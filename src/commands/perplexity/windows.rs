@@ -86,8 +86,8 @@ impl Windows {
         Ok(Windows { name, list, left_over: 0 })
     }
 
-    /// The text's tokens cut into windows of equal length. Where the vocabulary asks for a beginning-of-sequence token, it
-    /// takes the place of each window's first, so that windows neither overlap nor shift.
+    /// The text's tokens cut into windows of equal length. Where the vocabulary asks for a beginning-of-sequence token,
+    /// it takes the place of each window's first, so that windows neither overlap nor shift.
     pub fn from_text(
         name: String,
         text: &str,

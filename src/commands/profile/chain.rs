@@ -31,7 +31,8 @@ pub fn stamp(plan: &mut Plan, phase: &str) -> Result<()> {
 /// Layers that are shown, from the last on.
 const LAYERS: u32 = 2;
 
-/// The last layers in Markdown, a launch a line: microseconds since the end of the launch before the first that is shown.
+/// The last layers in Markdown, a launch a line: microseconds since the end of the launch before the first that is
+/// shown.
 pub fn table(launched: &[Launched], chain: &[Option<Chained>], ceilings: &Ceilings) -> String {
     let layers = launched.iter().filter_map(|launch| launch.layer).max().map_or(0, |last| last + 1);
     let shown = |launch: &Launched| launch.layer.is_none_or(|layer| layer + LAYERS >= layers);

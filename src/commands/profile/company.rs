@@ -1,5 +1,5 @@
-//! Rows for a profile of decode of several: sequences that stand where the first does, each with keys and values of its own. Where a plan
-//! verifies drafts of fewer sequences, the other rows follow the first sequence's.
+//! Rows for a profile of decode of several: sequences that stand where the first does, each with keys and values of its
+//! own. Where a plan verifies drafts of fewer sequences, the other rows follow the first sequence's.
 
 use anyhow::{Result, ensure};
 use gemma4c_plan::cuda::{CudaProgram, RECORD_WORDS, Range, Region, record};
@@ -8,8 +8,9 @@ use gemma4c_runtime::Backend;
 /// Positions beyond the depth that a profile may decode.
 const AHEAD: u32 = 16;
 
-/// Copies the keys and values of the first sequence, which has `depth` tokens, to as many others as a decode of `rows` may have, and
-/// lets each decode another token. Rows beyond them are the next of the first sequence, as far as the plan verifies drafts.
+/// Copies the keys and values of the first sequence, which has `depth` tokens, to as many others as a decode of `rows`
+/// may have, and lets each decode another token. Rows beyond them are the next of the first sequence, as far as the
+/// plan verifies drafts.
 pub fn join(backend: &mut dyn Backend, program: &CudaProgram, rows: u32, depth: u32, vocab_size: u32) -> Result<()> {
     let (layout, places) = (&program.kv_layout, &program.places);
     let sequences = rows.min(layout.slots);

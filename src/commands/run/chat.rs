@@ -1,7 +1,7 @@
 //! A chat: questions, their answers, and commands that begin with a slash.
 //!
-//! It knows nothing of terminals: lines come from an [`Input`], and what is shown goes to a [`Screen`]. Ctrl-C during an answer is the
-//! generation's business: the answer then ends where it stands, and stays a turn of the conversation.
+//! It knows nothing of terminals: lines come from an [`Input`], and what is shown goes to a [`Screen`]. Ctrl-C during
+//! an answer is the generation's business: the answer then ends where it stands, and stays a turn of the conversation.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -13,11 +13,12 @@ use gemma4c_serve::Speech;
 use super::conversation::Conversation;
 use super::input::{Input, Line, Wanted};
 use super::screen::Screen;
-use crate::commands::answer::{Answer, Reader};
+use crate::commands::answer::Answer;
 use crate::commands::generation::Generation;
 use crate::commands::media::{MediaArgs, Sense};
 use crate::commands::tokenize::LONGEST_PROMPT;
 use crate::output::{self, OutputFile};
+use crate::reader::Reader;
 
 /// Begins and ends a text of several lines.
 const FENCE: &str = "\"\"\"";

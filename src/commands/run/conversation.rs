@@ -1,7 +1,7 @@
 //! A conversation: its turns, the pictures and sounds in them, and the prompt that a chat template makes of it.
 //!
-//! Thoughts are no part of it: a model does not see again what it thought in an earlier turn. What a person writes never becomes a marker of the chat
-//! format, since it is quoted before the template is rendered.
+//! Thoughts are no part of it: a model does not see again what it thought in an earlier turn. What a person writes
+//! never becomes a marker of the chat format, since it is quoted before the template is rendered.
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_models::chat::Message;
@@ -117,8 +117,8 @@ impl Conversation {
         &self.soft[self.asked_media(0)]
     }
 
-    /// What the model reads to answer the last question. The oldest turns are left out where the rest of the context is less than `wanted` tokens; a question
-    /// that does not fit alone is refused.
+    /// What the model reads to answer the last question. The oldest turns are left out where the rest of the context is
+    /// less than `wanted` tokens; a question that does not fit alone is refused.
     pub fn prompt(&self, speech: &Speech, plan: &Plan, wanted: u32) -> Result<Prompt> {
         let context = plan.program.context as usize;
         let mut dropped = 0;

@@ -1,10 +1,11 @@
-//! Where an answer goes while it is generated: its text to standard output, its thoughts and all notes to standard error.
+//! Where an answer goes while it is generated: its text to standard output, its thoughts and all notes to standard
+//! error.
 
 use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 
-use crate::commands::answer::Shown;
+use crate::reader::Shown;
 
 /// Two places to write to, which tests replace.
 pub struct Screen<'a> {

@@ -1,4 +1,5 @@
-//! The chat over a tiny model: lines from a script, an interruption wherever it is wanted, and what a fresh session would have answered.
+//! The chat over a tiny model: lines from a script, an interruption wherever it is wanted, and what a fresh session
+//! would have answered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,12 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use gemma4c_blocks::DType;
-use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::EncodeOptions;
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::Finish;
-use gemma4c_runtime::{ModelLocation, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{DraftSource, ModelLocation, Sampler, Session, Speculation};
 use gemma4c_serve::Speech;
 use tempfile::TempDir;
 
@@ -19,10 +19,11 @@ use super::chat::Chat;
 use super::conversation::Conversation;
 use super::input::{Input, Line, Wanted};
 use super::screen::Screen;
-use crate::commands::answer::{Reader, Shown};
 use crate::commands::generation::Generation;
 use crate::commands::media::{Media, MediaArgs};
-use crate::compile;
+use crate::options::Options;
+use crate::pipeline::{self, Files};
+use crate::reader::{Reader, Shown};
 
 /// A plan that reads eight tokens at once, and the folder of its model.
 struct Model {
@@ -38,8 +39,8 @@ impl Model {
         let preset = Preset::from_name("tiny-e").unwrap();
         let options = synth::Options::new(preset, DType::from_name("q8_0").unwrap());
         synth::write(&options, &path, &|_, _| {}).unwrap();
-        let options = compile::Options { context: Some(context), chunk: Some(8), ..compile::Options::default() };
-        let plan = compile::compile(&Gguf::open(&path).unwrap(), folder.path(), &options).unwrap();
+        let options = Options { context: Some(context), chunk: Some(8), ..Options::default() };
+        let plan = pipeline::compile(&Files::open(&path, &options).unwrap(), folder.path(), &options).unwrap();
         let speech = Speech::new(&plan).unwrap();
         Model { folder, plan, speech }
     }
@@ -136,7 +137,7 @@ fn an_interrupted_answer_stays_and_the_next_is_that_of_a_fresh_session() {
         // The first question is several chunks long, so that reading it is interrupted too.
         for at in (1..16).step_by(if looks_up { 3 } else { 1 }) {
             let mut generation = model.generation(0.0, 12);
-            generation.speculation = looks_up.then(|| Speculation::new(Source::Lookup, None));
+            generation.speculation = looks_up.then(|| Speculation::new(DraftSource::Lookup, None));
             generation.is_interrupted = interrupted_at(at);
             let first = "tell me who you are, and where the sea is, and what it is like there";
             let went = talk(&model, &mut generation, true, Script::of(&[first, "and now?"]));

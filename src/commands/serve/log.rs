@@ -1,6 +1,8 @@
-//! What `serve` writes to standard error: a line for each request that has ended, and what it waits for when it ends itself.
+//! What `serve` writes to standard error: a line for each request that has ended, and what it waits for when it ends
+//! itself.
 //!
-//! Lines go through a bounded queue to a thread that writes them. Where nobody reads standard error, lines are left out, and counted; no request waits for them.
+//! Lines go through a bounded queue to a thread that writes them. Where nobody reads standard error, lines are left
+//! out, and counted; no request waits for them.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -174,7 +176,8 @@ fn timestamp(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}.{:03}Z", second % 60, since.subsec_millis())
 }
 
-/// Year, month and day of a day since 1970, of the Gregorian calendar. Years are counted from March on, so that the day that some years have more comes last.
+/// Year, month and day of a day since 1970, of the Gregorian calendar. Years are counted from March on, so that the day
+/// that some years have more comes last.
 fn date(days: u64) -> (u64, u64, u64) {
     // Days between 0000-03-01 and 1970-01-01; a cycle of the calendar is 400 years.
     let since = days + 719_468;

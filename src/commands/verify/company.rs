@@ -1,11 +1,12 @@
 //! `verify --company`: whether a sequence's logits depend on who is computed beside it.
 //!
-//! Every prompt is answered alone first. Then all of them are answered again in batches of each size, in another order and so in other
-//! slots and chunks, with neighbours that join, leave and are cancelled half-way; and once more after their prefixes were kept, from every
-//! snapshot. A row's logits must be the same bits each time.
+//! Every prompt is answered alone first. Then all of them are answered again in batches of each size, in another order
+//! and so in other slots and chunks, with neighbours that join, leave and are cancelled half-way; and once more after
+//! their prefixes were kept, from every snapshot. A row's logits must be the same bits each time.
 //!
-//! At the end the pool must be whole, and the device must have no less memory than when the plan was ready. Prompts are made when they are
-//! needed and answers are kept as hashes, so that thousands of them take no more host memory than a few.
+//! At the end the pool must be whole, and the device must have no less memory than when the plan was ready. Prompts are
+//! made when they are needed and answers are kept as hashes, so that thousands of them take no more host memory than a
+//! few.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use gemma4c_runtime::engine::{Device, Engine, Event, Id, Occupation, Request};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::Outcome;
-use super::super::plan_file::{EngineOptions, PlanArgs};
+use super::super::plan_file::PlanArgs;
+use crate::device::EngineOptions;
 use crate::output::print;
 use crate::{progress, random};
 
@@ -148,7 +150,8 @@ fn shuffled(count: u32, seed: u64) -> Vec<u32> {
     order
 }
 
-/// Answers prompts by their numbers, so many at once. One in `disturb` of them has a neighbour that is cancelled after a few tokens.
+/// Answers prompts by their numbers, so many at once. One in `disturb` of them has a neighbour that is cancelled after
+/// a few tokens.
 fn answer<D: Device>(
     engine: &mut Engine<D>,
     of: &Company<'_>,

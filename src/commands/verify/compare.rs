@@ -1,12 +1,13 @@
 //! How far what a device left is from what the CPU computed.
 //!
-//! A residual may have massive channels, thousands of times the others, which would dominate an rms. So massive values and the
-//! others are compared separately; the worse of the two counts.
+//! A residual may have massive channels, thousands of times the others, which would dominate an rms. So massive values
+//! and the others are compared separately; the worse of the two counts.
 
 use super::numbers::Decoded;
 use super::reference::Routing;
 
-/// One value may be off by this many times the limit of its row: a product of two noisy factors is, where both are large.
+/// One value may be off by this many times the limit of its row: a product of two noisy factors is, where both are
+/// large.
 pub const PEAK: f64 = 20.0;
 
 /// The distance of some rows from what they should be.
@@ -14,8 +15,8 @@ pub const PEAK: f64 = 20.0;
 pub struct Difference {
     /// Of the worst row: rms of the differences / rms of what it should be, of massive values or of the others.
     pub rms: f64,
-    /// Of the worst value: its difference, beyond the grain of its numbers / what it should be and its row's rms, without
-    /// massive values, together.
+    /// Of the worst value: its difference, beyond the grain of its numbers / what it should be and its row's rms,
+    /// without massive values, together.
     pub peak: f64,
     /// That value.
     pub row: usize,
@@ -84,8 +85,8 @@ impl Apart {
     }
 }
 
-/// The size from which a value counts as massive: fifty times the 90th percentile. (Not the median: half of the outputs of a GELU
-/// are nearly zero.)
+/// The size from which a value counts as massive: fifty times the 90th percentile. (Not the median: half of the outputs
+/// of a GELU are nearly zero.)
 fn massive_from(values: &[f32]) -> f32 {
     let mut sizes: Vec<f32> = values.iter().map(|value| value.abs()).collect();
     let large = sizes.len() * 9 / 10;
@@ -140,8 +141,8 @@ fn ratio(difference: f64, whole: f64) -> f64 {
 pub struct Rerouted {
     /// Rows with other experts, whatever their order.
     pub rows: Vec<usize>,
-    /// The largest loss of a row's choice: the difference of the CPU's scores of the right expert and of the chosen one, relative to
-    /// the rms of the scores.
+    /// The largest loss of a row's choice: the difference of the CPU's scores of the right expert and of the chosen
+    /// one, relative to the rms of the scores.
     pub regret: f64,
     /// The place of that choice, and the two experts.
     pub row: usize,

@@ -1,8 +1,10 @@
-//! A device's drafts against the CPU's: the hidden state and the scores of every step, each behind its own reading of the same tokens.
+//! A device's drafts against the CPU's: the hidden state and the scores of every step, each behind its own reading of
+//! the same tokens.
 //!
-//! Steps are compared as long as both have drafted the same tokens, since a step begins with the one before it. Of scores those are compared that both have:
-//! a head that looks at some groups of tokens may choose another of two that are equally close. The limit is measured as that of the text is: the CPU drafts once
-//! more, with noise on what a device rounds. A drafter's launches are not judged one by one.
+//! Steps are compared as long as both have drafted the same tokens, since a step begins with the one before it. Of
+//! scores those are compared that both have: a head that looks at some groups of tokens may choose another of two that
+//! are equally close. The limit is measured as that of the text is: the CPU drafts once more, with noise on what a
+//! device rounds. A drafter's launches are not judged one by one.
 
 use std::collections::HashSet;
 
@@ -120,7 +122,8 @@ fn rounded(plan: &Plan, is_exact: bool) -> HashSet<&str> {
     steps.map(|step| drafter.program.values[step.output as usize].name.as_str()).collect()
 }
 
-/// Steps up to the first whose beginning differs, and the worst relative rms among them: of hidden states, and of scores.
+/// Steps up to the first whose beginning differs, and the worst relative rms among them: of hidden states, and of
+/// scores.
 fn apart(ours: &[Step], expected: &[Step]) -> (usize, f64, f64) {
     let (mut compared, mut hidden, mut scores) = (0, 0.0f64, 0.0f64);
     for (ours, expected) in ours.iter().zip(expected) {

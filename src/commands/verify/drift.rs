@@ -1,8 +1,8 @@
 //! The end-to-end tolerance, measured: how far the CPU's own results drift under noise.
 //!
-//! A deep model amplifies small differences, most of all one with random weights or with experts to choose from: a right result can
-//! end far from the CPU's. So the CPU reads the same tokens once more with a little noise on everything that a device rounds.
-//! How far that takes it is how far rounding may take a device.
+//! A deep model amplifies small differences, most of all one with random weights or with experts to choose from: a
+//! right result can end far from the CPU's. So the CPU reads the same tokens once more with a little noise on
+//! everything that a device rounds. How far that takes it is how far rounding may take a device.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,9 @@ use super::meaning::Meaning;
 use super::reference::Reference;
 use crate::random::Random;
 
-/// Of the layers' outputs and of the logits: relative rms, over all rows of all passes and over those of one pass. Tokens differ
-/// in how much they amplify noise, so a pass of one row is judged by what noise did to that row, if that is more.
+/// Of the layers' outputs and of the logits: relative rms, over all rows of all passes and over those of one pass.
+/// Tokens differ in how much they amplify noise, so a pass of one row is judged by what noise did to that row, if that
+/// is more.
 pub struct Drift {
     overall: HashMap<ValueIndex, f64>,
     /// By the position of the pass.

@@ -1,8 +1,8 @@
 //! `gemma4c verify --golden`: logits against those that another program computed from the same weights.
 //!
-//! The file's prompt is read and its continuation decoded, each token as given whatever this machine would choose. Unlike a comparison
-//! with our own CPU this one also finds what the CPU has wrong. It looks at logits alone: which step is at fault, the comparison with
-//! the CPU says.
+//! The file's prompt is read and its continuation decoded, each token as given whatever this machine would choose.
+//! Unlike a comparison with our own CPU this one also finds what the CPU has wrong. It looks at logits alone: which
+//! step is at fault, the comparison with the CPU says.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::{Asked, Session, argmax};
 use safetensors::{Dtype, SafeTensors};
 
+use super::super::Outcome;
 use super::super::plan_file::PlanArgs;
-use super::super::{Outcome, plan_file::regular};
 use crate::output::print;
-use crate::progress;
+use crate::{files, progress};
 
 /// What such a file may have at most: it is read into memory.
 const LARGEST: u64 = 4 << 30;
@@ -26,9 +26,10 @@ const ENOUGH: usize = 20;
 pub struct GoldenArgs {
     /// Compare logits with those of this file, not with the CPU.
     ///
-    /// It has `tokens` (integers) and `logits` (f32, a row for each of them); `greedy.tokens`, if it is there, is decoded after them,
-    /// and a row of `greedy.logits` is what each of these was chosen from. Rows in which `router_gap.LAYER` or
-    /// `greedy.router_gap` is below --clear-gap count only in the rms over all rows: their experts may change places.
+    /// It has `tokens` (integers) and `logits` (f32, a row for each of them); `greedy.tokens`, if it is there, is
+    /// decoded after them, and a row of `greedy.logits` is what each of these was chosen from. Rows in which
+    /// `router_gap.LAYER` or `greedy.router_gap` is below --clear-gap count only in the rms over all rows: their
+    /// experts may change places.
     #[arg(
         long,
         value_name = "FILE.safetensors",
@@ -44,7 +45,8 @@ pub struct GoldenArgs {
     #[arg(long, value_name = "N", requires = "golden")]
     chunk: Option<u32>,
 
-    /// Most that all logits may be off by, as the root of their mean square [default: 0.15; on the CPU 0.001; more with keys and values in 8 bits]
+    /// Most that all logits may be off by, as the root of their mean square [default: 0.15; on the CPU 0.001; more with
+    /// keys and values in 8 bits]
     #[arg(long, value_name = "X", requires = "golden")]
     limit_rms: Option<f64>,
 
@@ -56,8 +58,8 @@ pub struct GoldenArgs {
     #[arg(long, value_name = "X", requires = "golden")]
     limit_max: Option<f64>,
 
-    /// The best token must be the same where the reference's two best logits are further apart than this [default: 0.6; on the
-    /// CPU 0.002]
+    /// The best token must be the same where the reference's two best logits are further apart than this [default: 0.6;
+    /// on the CPU 0.002]
     #[arg(long, value_name = "X", requires = "golden")]
     clear_margin: Option<f64>,
 
@@ -73,13 +75,15 @@ struct Limits {
     max: f64,
     margin: f64,
     gap: f64,
-    /// Of the rows, how many must have the reference's best token, whatever its margin, where there are enough to count.
+    /// Of the rows, how many must have the reference's best token, whatever its margin, where there are enough to
+    /// count.
     least_same: f64,
 }
 
 impl Limits {
-    /// By what is rounded: activations to 8 bits, which a CPU does not, and keys and values. Those of 8-bit keys and values are about
-    /// twice what was measured on small random models, which amplify errors; trained ones are off by half as much.
+    /// By what is rounded: activations to 8 bits, which a CPU does not, and keys and values. Those of 8-bit keys and
+    /// values are about twice what was measured on small random models, which amplify errors; trained ones are off by
+    /// half as much.
     fn usual(is_cpu: bool, kv: KvType) -> Limits {
         let limits = |rms, row, max, margin| Limits { rms, row, max, margin, gap: 0.2, least_same: 0.9 };
         match (is_cpu, kv) {
@@ -158,7 +162,7 @@ fn feed(
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = regular(path)?.len();
+    let bytes = files::regular(path)?.len();
     ensure!(bytes <= LARGEST, "{}: {bytes} bytes are more than a file of reference logits has", path.display());
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }

@@ -1,8 +1,8 @@
 //! How far a right result may be from the CPU's, which computes in f32 throughout.
 //!
-//! A step alone, from the CPU's values, is judged by what it rounds. All steps together are judged by depth: each layer adds
-//! its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model amplifies
-//! noise, which is measured on the CPU (`drift`).
+//! A step alone, from the CPU's values, is judged by what it rounds. All steps together are judged by depth: each layer
+//! adds its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model
+//! amplifies noise, which is measured on the CPU (`drift`).
 
 use gemma4c_plan::cuda::KvType;
 
@@ -30,14 +30,15 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
     computed.hypot(stored)
 }
 
-/// The relative noise that rounding adds to the result of a product or an attention. A plan whose activations are not rounded rounds
-/// only keys and values.
+/// The relative noise that rounding adds to the result of a product or an attention. A plan whose activations are not
+/// rounded rounds only keys and values.
 pub const fn noise(is_exact: bool) -> f64 {
     if is_exact { 0.0005 } else { 0.005 }
 }
 
-/// The limit of a layer's error, as rms over all rows, when everything before it has run on the device: twice the drift that noise
-/// causes on the CPU, or what noise would grow to if no layer amplified it. One row scatters more than many together.
+/// The limit of a layer's error, as rms over all rows, when everything before it has run on the device: twice the drift
+/// that noise causes on the CPU, or what noise would grow to if no layer amplified it. One row scatters more than many
+/// together.
 pub fn together(layer: u32, rows: usize, is_exact: bool, drift: f64) -> f64 {
     let scatter = if rows == 1 { 1.5 } else { 1.0 };
     2.0 * scatter * drift.max(2.0 * noise(is_exact) * (1.0 + 0.6 * layer as f64).sqrt())

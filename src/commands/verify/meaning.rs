@@ -66,7 +66,8 @@ impl<'a> Meaning<'a> {
         self.plan.program.values[value as usize].width as usize
     }
 
-    /// Everything that a step of a phase writes for the rows of a pass: its outputs, and the rows it stores into a KV cache.
+    /// Everything that a step of a phase writes for the rows of a pass: its outputs, and the rows it stores into a KV
+    /// cache.
     pub fn left(&self, phase: &Phase, index: usize, pass: &Reference) -> Result<Vec<Left>> {
         let step = &phase.steps[index];
         let asked = phase.kind == PhaseKind::Prefill && index >= phase.asked_from as usize;
@@ -79,7 +80,7 @@ impl<'a> Meaning<'a> {
         }
         for node in &step.nodes {
             if let Some(Step { op: Op::KvAppend { cache }, inputs, .. }) = self.made_by[*node as usize] {
-                left.extend(self.stored(step, *cache as usize, inputs, pass));
+                left.extend(self.stored(step, cache.index(), inputs, pass));
             }
         }
         Ok(left)
@@ -107,7 +108,7 @@ impl<'a> Meaning<'a> {
                 let Some(Step { op: Op::KvAppend { cache }, .. }) = append else {
                     bail!("{} is no key or value", self.name(output.value))
                 };
-                let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[*cache as usize];
+                let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[cache.index()];
                 let numbers = Numbers::of_cache(self.program.kv, head_dim);
                 let bytes = self.program.kv.row_bytes(kv_heads, head_dim);
                 (Content::Numbers(numbers), vec![part(0, live * bytes)])
@@ -120,7 +121,8 @@ impl<'a> Meaning<'a> {
         Ok((content, parts))
     }
 
-    /// Rows from the first value of the first to the last value of the last, evenly spaced: a part of wider rows has gaps.
+    /// Rows from the first value of the first to the last value of the last, evenly spaced: a part of wider rows has
+    /// gaps.
     fn spaced(&self, place: Range, numbers: Numbers, width: u64, capacity: u64, live: u64) -> Vec<Range> {
         let bytes = numbers.bytes();
         let stride = match capacity {
@@ -183,7 +185,8 @@ impl<'a> Meaning<'a> {
         values.filter(|value| *value == self.plan.program.output || self.layer_output(*value).is_some())
     }
 
-    /// The results of products whose activations are rounded, and of attention over rounded keys and values. Routers work in f32.
+    /// The results of products whose activations are rounded, and of attention over rounded keys and values. Routers
+    /// work in f32.
     pub fn rounded(&self) -> impl Iterator<Item = ValueIndex> {
         let steps = &self.plan.program.steps;
         let routers: HashSet<ValueIndex> =

@@ -89,8 +89,8 @@ pub struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Runs every step of a phase on the CPU's values, and says how each did. Memory and caches are left as the CPU would have
-    /// left them.
+    /// Runs every step of a phase on the CPU's values, and says how each did. Memory and caches are left as the CPU
+    /// would have left them.
     pub fn alone(&mut self, phase_index: usize, pass: &Reference) -> Result<Vec<Finding>> {
         let phase = &self.meaning.program.phases[phase_index];
         self.stage(pass)?;
@@ -203,8 +203,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The tokens that the device picks after a pass, by the largest logit and as the only candidate of a sample, and the one
-    /// that the logits say.
+    /// The tokens that the device picks after a pass, by the largest logit and as the only candidate of a sample, and
+    /// the one that the logits say.
     pub fn picks(&mut self, ran: &Together, pass: &Reference) -> Result<([u32; 2], u32)> {
         let places = &self.meaning.program.places;
         let end = self.meaning.program.phases[ran.phase].steps.len();
@@ -230,7 +230,8 @@ impl Walk<'_> {
         Ok(self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?)
     }
 
-    /// Writes a pass's tokens and positions to the device: as a chunk with its last row asked for, and its first as the decoded row.
+    /// Writes a pass's tokens and positions to the device: as a chunk with its last row asked for, and its first as the
+    /// decoded row.
     fn stage(&mut self, pass: &Reference) -> Result<()> {
         let places = self.meaning.program.places;
         let rows = pass.tokens.len() as u32;

@@ -1,7 +1,7 @@
 //! The arena over time: which step writes a range, and which is the last to read it.
 //!
-//! A GPU plan says which ranges a launch is given, not which of them it writes; that stands in the kernel's own text, where
-//! what is only read is `const`.
+//! A GPU plan says which ranges a launch is given, not which of them it writes; that stands in the kernel's own text,
+//! where what is only read is `const`.
 
 use std::fmt::Write;
 
@@ -168,8 +168,8 @@ pub fn of_steps(plan: &Plan, hue: impl Fn(usize) -> usize) -> String {
 
 /// Boxes from `base` on: across, the steps, of which `layers` has each one's; down, the bytes.
 fn picture(lives: &[Life], base: u64, layers: &[Option<u32>], steps_are: &str, label: &str) -> String {
-    // Bytes are drawn small beside logits and scratch, so heights grow slower than sizes: piece by piece between all the
-    // borders there are.
+    // Bytes are drawn small beside logits and scratch, so heights grow slower than sizes: piece by piece between all
+    // the borders there are.
     let mut borders: Vec<u64> =
         lives.iter().flat_map(|life| [life.offset, life.offset + life.bytes]).chain([base]).collect();
     borders.sort_unstable();

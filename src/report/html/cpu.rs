@@ -1,7 +1,7 @@
 //! The page of a CPU plan: a layer of each kind, the steps by what they take, the graph, and the memory.
 //!
-//! A CPU plan has no fusion and no kernels: a step is an operation of the declared graph, so the page shows the model itself and
-//! where its bytes go. Colours tell the parts of the model apart.
+//! A CPU plan has no fusion and no kernels: a step is an operation of the declared graph, so the page shows the model
+//! itself and where its bytes go. Colours tell the parts of the model apart.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! A layer's drawing as SVG: on the left what was declared, in bands from top to bottom; on the right a card for each band.
+//! A layer's drawing as SVG: on the left what was declared, in bands from top to bottom; on the right a card for each
+//! band.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! One layer as data for a drawing: the operations that were declared, in bands.
 //!
-//! On a GPU a band is a launch, and an operation belongs to the one that computes it. Launches run across layers: what belongs
-//! to a neighbour is shown as such, and what comes from further away is an input. On a CPU, where every operation is a step
-//! of its own, a band is a part of the model.
+//! On a GPU a band is a launch, and an operation belongs to the one that computes it. Launches run across layers: what
+//! belongs to a neighbour is shown as such, and what comes from further away is an input. On a CPU, where every
+//! operation is a step of its own, a band is a part of the model.
 
 use std::collections::BTreeMap;
 
@@ -49,8 +49,8 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The layer as a phase computes it, one band a launch, and which of the phase's steps these are; `None` where the phase
-    /// does not compute it.
+    /// The layer as a phase computes it, one band a launch, and which of the phase's steps these are; `None` where the
+    /// phase does not compute it.
     pub fn launched(plan: &Plan, phase: &PhaseFacts<'_>, index: u32) -> Option<(Layer, Vec<usize>)> {
         let is_own = |value: &ValueIndex| is_of_layer(plan, *value, index);
         let launches: Vec<usize> =
@@ -161,15 +161,15 @@ pub fn part<'a>(plan: &'a Plan, step: &Step) -> &'a str {
     name.rsplit_once('.').map_or(name, |(part, _)| part)
 }
 
-/// A layer of each kind there is, with a word for it. The second of a kind shows it better than the first: it has a neighbour
-/// before it.
+/// A layer of each kind there is, with a word for it. The second of a kind shows it better than the first: it has a
+/// neighbour before it.
 pub fn kinds(plan: &Plan) -> Vec<(String, u32)> {
     let program = &plan.program;
     let mut kinds: Vec<(String, Vec<u32>)> = Vec::new();
     for step in &program.steps {
         let Some(layer) = layer_of(&program.values[step.output as usize].name) else { continue };
         let cache = step.inputs.iter().find_map(|input| match program.values[*input as usize].kind {
-            Kind::Kv { cache } => program.caches.get(cache as usize),
+            Kind::Kv { cache } => program.caches.get(cache.index()),
             _ => None,
         });
         let Some(cache) = cache else { continue };

@@ -1,8 +1,8 @@
 //! Where the nodes of a layer's drawing go, and which way its edges take.
 //!
-//! Bands go from left to right and lie in the order they run; within a band a node lies below what it reads.
-//! From side to side a node lies below the middle of its inputs, as far as its neighbours let it. An edge that would run
-//! through another node takes a lane beside them all.
+//! Bands go from left to right and lie in the order they run; within a band a node lies below what it reads. From side
+//! to side a node lies below the middle of its inputs, as far as its neighbours let it. An edge that would run through
+//! another node takes a lane beside them all.
 
 use super::layer::{Layer, Role};
 

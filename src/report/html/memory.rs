@@ -173,7 +173,7 @@ fn donor(plan: &Plan, layer: u32) -> Option<u32> {
     let of_layer =
         program.steps.iter().filter(|step| layer_of(&program.values[step.output as usize].name) == Some(layer));
     of_layer.flat_map(|step| &step.inputs).find_map(|input| match program.values[*input as usize].kind {
-        Kind::Kv { cache } => program.caches.get(cache as usize).map(|cache| cache.layer),
+        Kind::Kv { cache } => program.caches.get(cache.index()).map(|cache| cache.layer),
         _ => None,
     })
 }

@@ -1,8 +1,8 @@
 //! A plan as one page for a browser: no other file, no network, readable without scripts.
 //!
-//! What the page shows is drawn here, as SVG and HTML. The page of a GPU plan has one small script, which recomputes the floors
-//! when another GPU is chosen; there a launch has the same colour everywhere, that of the value it computes last. The page of
-//! a CPU plan is in `cpu.rs`.
+//! What the page shows is drawn here, as SVG and HTML. The page of a GPU plan has one small script, which recomputes
+//! the floors when another GPU is chosen; there a launch has the same colour everywhere, that of the value it computes
+//! last. The page of a CPU plan is in `cpu.rs`.
 
 mod arena;
 mod cpu;
@@ -29,7 +29,8 @@ use crate::output;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page of a plan. Of a GPU plan, `gpu` gives the floors; the best known one of its architecture where none is given.
+/// The page of a plan. Of a GPU plan, `gpu` gives the floors; the best known one of its architecture where none is
+/// given.
 pub fn page(plan: &Plan, gpu: Option<&Target>) -> String {
     match Facts::of(plan) {
         Some(facts) => gpu_page(&facts, gpu.unwrap_or(&facts.target())),
@@ -50,7 +51,8 @@ fn gpu_page(facts: &Facts<'_>, gpu: &Target) -> String {
     document(&name, &gpu_choice(gpu), &header(facts, &name, gpu), &sections, SCRIPT)
 }
 
-/// A page of sections, each with its name in the address, its title and its body; `choice` stands in the bar above them.
+/// A page of sections, each with its name in the address, its title and its body; `choice` stands in the bar above
+/// them.
 fn document(name: &str, choice: &str, header: &str, sections: &[(&str, &str, String)], script: &str) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\

@@ -1,4 +1,5 @@
-//! Several sequences in one launch of the decode step's attention: each row is what it is alone, and a free row is left alone.
+//! Several sequences in one launch of the decode step's attention: each row is what it is alone, and a free row is left
+//! alone.
 
 use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data};
@@ -78,31 +79,31 @@ impl Company {
         let bound = cache::bound(layer.kv);
         assert_eq!(records.len(), count * RECORD_WORDS as usize);
         let case = case
-            .buffer("q", self.joined(|step| &step.q))
-            .buffer("k", self.joined(|step| &step.k))
-            .buffer("v", self.joined(|step| &step.v))
-            .buffer("q_weight", one.q_weight.clone())
-            .buffer("k_weight", one.k_weight.clone())
-            .buffer("inverse_frequencies", one.frequencies.clone())
+            .buffer("heads_q", self.joined(|step| &step.q))
+            .buffer("heads_k", self.joined(|step| &step.k))
+            .buffer("heads_v", self.joined(|step| &step.v))
+            .buffer("heads_q_weight", one.q_weight.clone())
+            .buffer("heads_k_weight", one.k_weight.clone())
+            .buffer("heads_inverse_frequencies", one.frequencies.clone())
             .buffer("state", records)
-            .buffer("pages", pages)
-            .buffer("k_cache", self.cache(|step| step.before(&step.scene.k)))
-            .buffer("v_cache", self.cache(|step| step.before(&step.scene.v)))
-            .buffer("extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
-            .buffer("values", vec![f32::NAN; slots * layer.head_dim as usize])
-            .buffer("counters", counters.clone())
-            .scalar("window", layer.window_scalar())
+            .buffer("kv_pages", pages)
+            .buffer("kv_k", self.cache(|step| step.before(&step.scene.k)))
+            .buffer("kv_v", self.cache(|step| step.before(&step.scene.v)))
+            .buffer("parts_extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
+            .buffer("parts_values", vec![f32::NAN; slots * layer.head_dim as usize])
+            .buffer("parts_counters", counters.clone())
+            .scalar("kv_window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("capacity", layer.page_rows())
-            .scalar("epsilon", EPSILON)
-            .scalar("q_stride", one.q.len() as u32)
-            .scalar("k_stride", one.k.len() as u32)
-            .scalar("v_stride", one.v.len() as u32)
-            .scalar("max_pages", paging.max_pages)
-            .scalar("page_stride", paging.stride_in_elements(layer))
-            .expect("counters", counters, Bound::Exact)
-            .expect("k_cache", self.cache(|step| step.after()[0].clone()), bound)
-            .expect("v_cache", self.cache(|step| step.after()[1].clone()), bound);
+            .scalar("kv_capacity", layer.page_rows())
+            .scalar("heads_epsilon", EPSILON)
+            .scalar("heads_q_stride", one.q.len() as u32)
+            .scalar("heads_k_stride", one.k.len() as u32)
+            .scalar("heads_v_stride", one.v.len() as u32)
+            .scalar("kv_max_pages", paging.max_pages)
+            .scalar("kv_page_stride", paging.stride_in_elements(layer))
+            .expect("parts_counters", counters, Bound::Exact)
+            .expect("kv_k", self.cache(|step| step.after()[0].clone()), bound)
+            .expect("kv_v", self.cache(|step| step.after()[1].clone()), bound);
         let width = (layer.heads() * layer.head_dim) as usize;
         let out: Vec<f32> = self
             .rows
@@ -110,7 +111,7 @@ impl Company {
             .flat_map(|row| row.as_ref().map_or(vec![0.0; width], |step| step.scene.oracle()))
             .collect();
         let free = (0..count).filter(|at| self.rows[*at].is_none());
-        free.fold(case.expect("keep_out", out, BOUND), |case, at| case.except(at * width..(at + 1) * width))
+        free.fold(case.expect("write_out", out, BOUND), |case, at| case.except(at * width..(at + 1) * width))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Chunks of several segments: the rows of each sequence are what they are alone, wherever in the chunk they lie, and free rows
-//! write nothing.
+//! Chunks of several segments: the rows of each sequence are what they are alone, wherever in the chunk they lie, and
+//! free rows write nothing.
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{ElementType, Instance};
@@ -77,18 +77,18 @@ impl Packed {
         };
         let pages = (0..).zip(&self.scenes).flat_map(|(at, scene)| scene.paging.behind(at).pages);
         case.buffer("q", self.rows(layer.heads() * layer.head_dim, f32::NAN, |scene| scene.q.clone()))
-            .buffer("k", self.cache(|scene| scene.apart(&scene.k).1))
-            .buffer("v", self.cache(|scene| scene.apart(&scene.v).1))
-            .buffer("k_stage", stage(|scene| &scene.k))
-            .buffer("v_stage", stage(|scene| &scene.v))
+            .buffer("kv_k", self.cache(|scene| scene.apart(&scene.k).1))
+            .buffer("kv_v", self.cache(|scene| scene.apart(&scene.v).1))
+            .buffer("stage_k", stage(|scene| &scene.k))
+            .buffer("stage_v", stage(|scene| &scene.v))
             .buffer("state", Segment::words(&self.segments(), self.launched))
-            .buffer("pages", pages.collect::<Vec<u32>>())
+            .buffer("kv_pages", pages.collect::<Vec<u32>>())
             .scalar("group", layer.group)
-            .scalar("window", layer.window_scalar())
-            .scalar("capacity", layer.page_rows())
-            .scalar("max_pages", paging.max_pages)
-            .scalar("page_stride", paging.stride_in_elements(layer))
-            .scalar("staged", u32::from(staged))
+            .scalar("kv_window", layer.window_scalar())
+            .scalar("kv_capacity", layer.page_rows())
+            .scalar("kv_max_pages", paging.max_pages)
+            .scalar("kv_page_stride", paging.stride_in_elements(layer))
+            .scalar("stage_is_used", u32::from(staged))
     }
 
     fn expect(&self, case: Case, param: &str, element: KvType, bound: Bound) -> Case {
@@ -152,18 +152,19 @@ impl Packed {
             .buffer("k_stage", stage(1))
             .buffer("v_stage", stage(2))
             .buffer("state", Segment::words(&self.segments(), self.launched))
-            .buffer("k_cache", self.cache(before))
-            .buffer("v_cache", self.cache(before))
+            .buffer("ring_k", self.cache(before))
+            .buffer("ring_v", self.cache(before))
             .scalar("rows", self.launched)
-            .scalar("width", layer.row_len())
-            .scalar("capacity", capacity)
-            .scalar("page_stride", self.scenes[0].paging.stride_in_elements(layer))
-            .expect("k_cache", self.cache(|scene| after(scene, 1)), Bound::Exact)
-            .expect("v_cache", self.cache(|scene| after(scene, 2)), Bound::Exact)
+            .scalar("ring_width", layer.row_len())
+            .scalar("ring_capacity", capacity)
+            .scalar("ring_page_stride", self.scenes[0].paging.stride_in_elements(layer))
+            .expect("ring_k", self.cache(|scene| after(scene, 1)), Bound::Exact)
+            .expect("ring_v", self.cache(|scene| after(scene, 2)), Bound::Exact)
     }
 }
 
-/// A sequence in the middle of its text, another at its start, and one of which the ring has turned; some with free rows behind them.
+/// A sequence in the middle of its text, another at its start, and one of which the ring has turned; some with free
+/// rows behind them.
 pub fn attended() -> Vec<Packed> {
     use KvType::{BF16, F16, Q8_0};
     let windowed = |kv| Attention { window: Some(20), capacity: 64, ..layer(64, 2, kv) };

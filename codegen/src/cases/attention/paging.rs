@@ -1,5 +1,5 @@
-//! The pages of a scene's cache: in no order, with gaps between them, and of the second of two slots, so that a kernel that looks
-//! anywhere else shows it.
+//! The pages of a scene's cache: in no order, with gaps between them, and of the second of two slots, so that a kernel
+//! that looks anywhere else shows it.
 
 use crate::cases::cache;
 use crate::kernels::attention::Attention;

@@ -1,5 +1,5 @@
-//! Chunks whose own keys and values are in a stage: attention reads them there and the older ones in the ring, and afterwards the last
-//! of them go to the ring.
+//! Chunks whose own keys and values are in a stage: attention reads them there and the older ones in the ring, and
+//! afterwards the last of them go to the ring.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 use gemma4c_plan::cuda::KvType;
@@ -29,9 +29,9 @@ impl Scene {
     }
 
     pub(super) fn stage(&self, case: Case) -> Case {
-        case.buffer("k_stage", cache_data(&self.layer, &self.apart(&self.k).0))
-            .buffer("v_stage", cache_data(&self.layer, &self.apart(&self.v).0))
-            .scalar("staged", u32::from(self.staged))
+        case.buffer("stage_k", cache_data(&self.layer, &self.apart(&self.k).0))
+            .buffer("stage_v", cache_data(&self.layer, &self.apart(&self.v).0))
+            .scalar("stage_is_used", u32::from(self.staged))
     }
 
     /// The chunk's last rows from a stage into a ring that holds other numbers.
@@ -55,14 +55,14 @@ impl Scene {
             .buffer("k_stage", cache_data(&self.layer, &stages[0]))
             .buffer("v_stage", cache_data(&self.layer, &stages[1]))
             .buffer("state", self.state())
-            .buffer("k_cache", cache_data(&self.layer, &before[0]))
-            .buffer("v_cache", cache_data(&self.layer, &before[1]))
+            .buffer("ring_k", cache_data(&self.layer, &before[0]))
+            .buffer("ring_v", cache_data(&self.layer, &before[1]))
             .scalar("rows", self.launched)
-            .scalar("width", self.layer.row_len())
-            .scalar("capacity", capacity)
-            .scalar("page_stride", self.paging.stride_in_elements(&self.layer))
-            .expect("k_cache", cache_data(&self.layer, &after[0]), Bound::Exact)
-            .expect("v_cache", cache_data(&self.layer, &after[1]), Bound::Exact)
+            .scalar("ring_width", self.layer.row_len())
+            .scalar("ring_capacity", capacity)
+            .scalar("ring_page_stride", self.paging.stride_in_elements(&self.layer))
+            .expect("ring_k", cache_data(&self.layer, &after[0]), Bound::Exact)
+            .expect("ring_v", cache_data(&self.layer, &after[1]), Bound::Exact)
     }
 }
 

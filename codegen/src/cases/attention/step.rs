@@ -1,7 +1,8 @@
-//! Cases of the decode step's attention in one launch: what `heads.rs`, `decode.rs` and `combine.rs` do one after the other.
+//! Cases of the decode step's attention in one launch: what `heads.rs`, `decode.rs` and `combine.rs` do one after the
+//! other.
 //!
-//! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero: every
-//! visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
+//! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero:
+//! every visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
 
 use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -110,22 +111,28 @@ impl Step {
         before
     }
 
-    fn projections(&self, case: Case) -> Case {
-        case.buffer("q", self.q.clone())
-            .buffer("k", if self.own { self.k.clone() } else { Vec::new() })
-            .buffer("v", if self.own { self.v.clone() } else { Vec::new() })
-            .buffer("q_weight", self.q_weight.clone())
-            .buffer("k_weight", if self.own { self.k_weight.clone() } else { Vec::new() })
-            .buffer("inverse_frequencies", self.frequencies.clone())
+    /// With the projections, and the cache before them; `heads` and `kv` are what the kernel calls these.
+    fn projections(&self, case: Case, heads: &str, kv: [&str; 3]) -> Case {
+        let [k_cache, v_cache, kv] = kv;
+        let own = |values: &[f32]| if self.own { values.to_vec() } else { Vec::new() };
+        case.buffer(&format!("{heads}q"), self.q.clone())
+            .buffer(&format!("{heads}k"), own(&self.k))
+            .buffer(&format!("{heads}v"), own(&self.v))
+            .buffer(&format!("{heads}q_weight"), self.q_weight.clone())
+            .buffer(&format!("{heads}k_weight"), own(&self.k_weight))
+            .buffer(&format!("{heads}inverse_frequencies"), self.frequencies.clone())
+            .scalar(&format!("{heads}q_stride"), 0u32)
+            .scalar(&format!("{heads}k_stride"), 0u32)
+            .scalar(&format!("{heads}v_stride"), 0u32)
+            .scalar(&format!("{heads}epsilon"), EPSILON)
             .buffer("state", self.scene.state())
-            .buffer("k_cache", self.cache_before(&self.scene.k))
-            .buffer("v_cache", self.cache_before(&self.scene.v))
-            .buffer("pages", self.scene.paging.pages.clone())
-            .scalar("window", self.scene.layer.window_scalar())
-            .scalar("capacity", self.scene.layer.page_rows())
-            .scalar("max_pages", self.scene.paging.max_pages)
-            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
-            .scalar("epsilon", EPSILON)
+            .buffer(k_cache, self.cache_before(&self.scene.k))
+            .buffer(v_cache, self.cache_before(&self.scene.v))
+            .buffer(&format!("{kv}pages"), self.scene.paging.pages.clone())
+            .scalar(&format!("{kv}window"), self.scene.layer.window_scalar())
+            .scalar(&format!("{kv}capacity"), self.scene.layer.page_rows())
+            .scalar(&format!("{kv}max_pages"), self.scene.paging.max_pages)
+            .scalar(&format!("{kv}page_stride"), self.scene.paging.stride_in_elements(&self.scene.layer))
     }
 
     /// The launch, without what becomes of it.
@@ -139,38 +146,35 @@ impl Step {
         let counters = vec![0u32; (layer.kv_heads * each) as usize];
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
             .grid([layer.kv_heads, *splits, 1])
-            .buffer("counters", counters.clone())
-            .scalar("q_stride", 0u32)
-            .scalar("k_stride", 0u32)
-            .scalar("v_stride", 0u32)
+            .buffer("parts_counters", counters.clone())
             .scalar("segment", *segment)
             .scalar("grouped", self.grouped)
-            .expect("counters", counters, Bound::Exact);
-        let case = self.projections(case);
+            .expect("parts_counters", counters, Bound::Exact);
+        let case = self.projections(case, "heads_", ["kv_k", "kv_v", "kv_"]);
         // Rows that nobody sees are not numbers, before and after.
         let [k, v] = self.after().map(|values| cache_data(layer, &values));
         let bound = cache::bound(layer.kv);
-        case.expect("k_cache", k, bound).expect("v_cache", v, bound)
+        case.expect("kv_k", k, bound).expect("kv_v", v, bound)
     }
 
     fn scratch(&self, case: Case) -> Case {
         let Scene { layer, splits, .. } = &self.scene;
         let slots = (layer.heads() * (splits + groups(*splits, self.grouped))) as usize;
-        case.buffer("extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
-            .buffer("values", vec![f32::NAN; slots * layer.head_dim as usize])
+        case.buffer("parts_extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
+            .buffer("parts_values", vec![f32::NAN; slots * layer.head_dim as usize])
     }
 
     pub fn floats_case(&self) -> Case {
         let out = self.scene.oracle();
-        self.scratch(self.launch("", StepOut::Floats)).expect("keep_out", out, BOUND)
+        self.scratch(self.launch("", StepOut::Floats)).expect("write_out", out, BOUND)
     }
 
     pub fn int8_case(&self) -> Case {
         let int8 = Int8::of(&self.scene.oracle());
         self.scratch(self.launch(", int8", StepOut::Int8))
-            .expect("keep_xq", int8.codes, Bound::Exact)
-            .expect("keep_xscale", int8.scales, Bound::Exact)
-            .expect("keep_xsum", int8.sums, Bound::Exact)
+            .expect("write_xq", int8.codes, Bound::Exact)
+            .expect("write_xscale", int8.scales, Bound::Exact)
+            .expect("write_xsum", int8.sums, Bound::Exact)
     }
 
     pub fn partials_case(&self) -> Case {
@@ -184,7 +188,7 @@ impl Step {
         let case = self.scratch(self.launch(", partials", StepOut::Partials));
         let kv = self.scene.layer.kv;
         let of_split = if kv == KvType::Q8_0 { super::split_bound(kv) } else { BOUND };
-        let mut case = case.expect("extrema", extrema, BOUND).expect("values", values, of_split);
+        let mut case = case.expect("parts_extrema", extrema, BOUND).expect("parts_values", values, of_split);
         for at in empty {
             case = case.except(at * dim..(at + 1) * dim);
         }
@@ -199,11 +203,8 @@ impl Step {
         let case = Case::new("heads", heads.instance().expect("two warps are a block"))
             .grid(heads.grid(1))
             .scalar("record_stride", 16u32)
-            .scalar("q_stride", 0u32)
-            .scalar("k_stride", 0u32)
-            .scalar("v_stride", 0u32)
             .expect("q_out", self.scene.q.clone(), BOUND);
-        self.projections(case)
+        self.projections(case, "raw_", ["kv_k", "kv_v", "kv_"])
     }
 
     /// The splits, over what the heads left.
@@ -213,16 +214,16 @@ impl Step {
         Case::new("splits", layer.decode().expect("heads of whole tiles"))
             .grid([layer.kv_heads, *splits, 1])
             .buffer("q", q)
-            .buffer("k", k)
-            .buffer("v", v)
+            .buffer("kv_k", k)
+            .buffer("kv_v", v)
             .buffer("state", self.scene.state())
-            .buffer("pages", self.scene.paging.pages.clone())
-            .scalar("window", layer.window_scalar())
+            .buffer("kv_pages", self.scene.paging.pages.clone())
+            .scalar("kv_window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("capacity", layer.page_rows())
+            .scalar("kv_capacity", layer.page_rows())
             .scalar("record_stride", 16u32)
-            .scalar("max_pages", self.scene.paging.max_pages)
-            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
+            .scalar("kv_max_pages", self.scene.paging.max_pages)
+            .scalar("kv_page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .expect("extrema", vec![F32x2::default(); slots], BOUND)
             .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)
             .except(0..slots * layer.head_dim as usize)
@@ -257,10 +258,10 @@ impl Step {
         let case = self.scratch(self.launch("", out));
         match out {
             StepOut::Int8 => case
-                .expect("keep_xq", vec![0u32; width / 4], BOUND)
-                .expect("keep_xscale", vec![0.0f32; width / 32], BOUND)
-                .expect("keep_xsum", vec![0i32; width / 32], BOUND),
-            StepOut::Floats => case.expect("keep_out", vec![0.0f32; width], BOUND),
+                .expect("write_xq", vec![0u32; width / 4], BOUND)
+                .expect("write_xscale", vec![0.0f32; width / 32], BOUND)
+                .expect("write_xsum", vec![0i32; width / 32], BOUND),
+            StepOut::Floats => case.expect("write_out", vec![0.0f32; width], BOUND),
             StepOut::Partials => case,
         }
     }

@@ -28,7 +28,9 @@ fn alone(both: &Case, order: SumOrder, one: OneRow, x: &Data, expected: &Referen
     let instance = product.instance(shape).expect("a shape that fits the kernel");
     let mut case = Case::new(format!("dense half, {}", both.name), instance).grid(product.grid(shape));
     for (name, data) in &both.buffers {
-        if let Some(plane) = name.strip_prefix("dense_").filter(|of| *of == "codes" || of.starts_with("side_")) {
+        if name == "codes_dense" {
+            case = case.buffer("codes", data.clone());
+        } else if let Some(plane) = name.strip_prefix("dense_").filter(|of| of.starts_with("side_")) {
             case = case.buffer(plane, data.clone());
         }
     }
@@ -70,10 +72,10 @@ fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
         top: 2,
         from: Activations::F32,
         dense,
-        known: false,
+        prefetch_record: false,
         multiprocessors: MULTIPROCESSORS,
     };
-    let [both, _] = moe::gate_up(kind, [ROWS as usize; 2]);
+    let both = moe::gate_up(kind, [ROWS as usize; 2]);
     let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_arrive_x");
     let one = OneRow { geglu: true, ..OneRow::new(dtype, dense, k, Prologue::Int8) };
@@ -83,8 +85,8 @@ fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
 }
 
 fn down(dtype: DType, outputs: u32, k: u32, dense: u32) -> Vec<Case> {
-    let kind = Down { dtype, outputs, k, top: 3, dense, early: false, multiprocessors: MULTIPROCESSORS };
-    let [both, _] = moe::down(kind, [ROWS as usize; 2]);
+    let kind = Down { dtype, outputs, k, top: 3, dense, prefetch_choice: false, multiprocessors: MULTIPROCESSORS };
+    let both = moe::down(kind, [ROWS as usize; 2]);
     let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_x");
     let one = OneRow::new(dtype, outputs, dense, Prologue::Int8);

@@ -1,15 +1,16 @@
-//! Where the rows of a launch belong: the record that says which sequence a row is of, and the page that holds a position's keys and
-//! values. Every kernel that touches the cache asks here, and only here.
+//! Where the rows of a launch belong: the record that says which sequence a row is of, and the page that holds a
+//! position's keys and values. Every kernel that touches the cache asks here, and only here.
 //!
-//! A cache is pages of as many rows each. A sliding layer has one page a slot, a ring. A full layer has pages of [`BLOCK_ROWS`]
-//! positions, and `pages[slot][position / BLOCK_ROWS]` says which. Pages of one cache are `page_stride` elements apart, which may be
-//! beyond 32 bits in all: what a page starts with is a u64, what follows within it is not.
+//! A cache is pages of as many rows each. A sliding layer has one page a slot, a ring. A full layer has pages of
+//! [`BLOCK_ROWS`] positions, and `pages[slot][position / BLOCK_ROWS]` says which. Pages of one cache are `page_stride`
+//! elements apart, which may be beyond 32 bits in all: what a page starts with is a u64, what follows within it is not.
 //!
-//! In prefill a sliding layer's own rows of the chunk lie in a stage first, [row of the chunk][key-value head][value]: the ring is not as
-//! long as a chunk, and the chunk's first rows still look at what it holds.
+//! In prefill a sliding layer's own rows of the chunk are in a stage first, [row of the chunk][key-value head][value]:
+//! the ring is not as long as a chunk, and the chunk's first rows still look at what it holds.
 //!
-//! A chunk is segments, each of one sequence. They start at multiples of [`SEGMENT_ROWS`] rows, and each [`SEGMENT_ROWS`] rows have a record of their
-//! segment: the position of its first row, its rows, its first row in the chunk, its slot. Rows between two segments are free.
+//! A chunk is segments, each of one sequence. They start at multiples of [`SEGMENT_ROWS`] rows, and each
+//! [`SEGMENT_ROWS`] rows have a record of their segment: the position of its first row, its rows, its first row in the
+//! chunk, its slot. Rows between two segments are free.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_plan::cuda;
@@ -27,28 +28,36 @@ pub const SEGMENT_ROWS: u32 = 64;
 const _: () = assert!(SEGMENT_ROWS == cuda::SEGMENT_ROWS && SEGMENT_ROWS == 64 && cuda::SEGMENT_WORDS == 4);
 const _: () = assert!(BLOCK_ROWS == cuda::BLOCK_ROWS && BLOCK_ROWS == 256 && RECORD_WORDS == cuda::RECORD_WORDS);
 
-/// The first words of a row's record: position, rows in use, token and slot. Decoded rows have a record each, `record_stride` words
-/// apart. Rows of a chunk, whose stride is 0, have that of their segment, with its first row in the token's place.
+/// The first words of a row's record: position, rows in use, token and slot. Decoded rows have a record each,
+/// `record_stride` words apart. Rows of a chunk, whose stride is 0, have that of their segment, with its first row in
+/// the token's place.
 #[device]
 pub fn record_of(state: Input<u32>, row: u32, record_stride: u32) -> U32x4 {
     load::<U32x4>(state, if record_stride == 0 { row / 64 * 4 } else { row * record_stride })
 }
 
-/// Which of its record's rows a row is: of a segment they are counted, a decoded row is its record's only one. A row is free if
-/// its record has not that many.
+/// Which of its record's rows a row is: of a segment they are counted, a decoded row is its record's only one. A row is
+/// free if its record has not that many.
 #[device]
 pub fn row_of_record(record: U32x4, row: u32, record_stride: u32) -> u32 {
     if record_stride == 0 { row - record.z } else { 0 }
 }
 
-/// The row of its page that a position lies in. A stage, whose `capacity` is 0, has the rows of a chunk one behind the other, of which this is
-/// number `row`.
+/// The row of its page that has a position. A stage, whose `capacity` is 0, has the rows of a chunk one after the
+/// other, of which this is number `row`.
 #[device]
 pub fn row_of_page(position: u32, row: u32, capacity: u32) -> u32 {
     if capacity == 0 { row } else { position % capacity }
 }
 
-/// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in the table.
+/// The first position that the query at `position` sees. `window` counts the query's own position.
+#[device]
+pub fn first_visible(position: u32, window: u32) -> u32 {
+    if position >= window { position + 1 - window } else { 0 }
+}
+
+/// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in
+/// the table.
 #[device]
 pub fn page_start(pages: Weights<u32>, slot: u32, position: u32, window: u32, max_pages: u32, page_stride: u32) -> u64 {
     let page = if window == 0xffff_ffff { pages[slot * max_pages + position / 256] } else { slot };

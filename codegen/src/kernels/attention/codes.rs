@@ -1,26 +1,30 @@
-//! The tiles of `decode.rs` on tensor cores, for caches of 8 bits: codes become operands in registers.
+//! The tiles of `split.rs` on tensor cores, for caches of 8 bits: codes become operands in registers.
 //!
-//! A lane reads codes from shared memory as they came, makes f16 of them and multiplies. No tile of f16 goes through shared memory, which would take
-//! longer than the codes' way from global memory. What is left is bound by instructions, so each code costs half of one:
+//! A lane reads codes from shared memory as they came, makes f16 of them and multiplies. A tile of f16 would take
+//! longer through shared memory than the codes take from global memory. The rest is bound by instructions, so each code
+//! costs half of one:
 //!
-//! - A byte with zeros above it is an f16 already: a subnormal one, as many times 2^-24 as it says. Tensor cores multiply those exactly. Codes of q8_0 are
-//!   stored as 128 more, which a product with a constant takes away from the sums of a tile.
-//! - Scales are not applied to codes. Of keys, the sums of 32 values are multiplied by theirs. Of values, the weights of the keys are, once for a warp's 32 columns.
-//! - Codes are the first operand, and its rows are keys (of scores) or values of a head (of mixes); the columns are query heads. So both parts of a query or weight are added into the same sums,
-//!   and a lane's results belong to the keys whose codes and scales it has read.
+//! - A byte with zeros above it is an f16 already: a subnormal one, as many times 2^-24 as it says. Tensor cores
+//!   multiply those exactly. Codes of q8_0 are stored as 128 more, which a product with a constant takes away from the
+//!   sums of a tile.
+//! - Scales are not applied to codes. Of keys, the sums of 32 values are multiplied by theirs. Of values, the weights
+//!   of the keys are, once for a warp's 32 columns.
+//! - Codes are the first operand, and its rows are keys (of scores) or values of a head (of mixes); the columns are
+//!   query heads. So both parts of a query or weight are added into the same sums, and a lane's results belong to the
+//!   keys whose codes and scales it has read.
 //!
-//! Operands of a product are pairs of its depth. For scores the depth is a head's values: a lane takes neighbouring codes of a key, so the values
-//! of a product are not in the order of memory; queries are loaded in the same one. For mixes it is keys: a lane takes
-//! neighbouring values of four keys, and pairs up the bytes of two; [`weight_place`] says where a key's weight lies then.
+//! Operands of a product are pairs of its depth. For scores the depth is a head's values: a lane takes neighbouring
+//! codes of a key, so the values of a product are not in the order of memory; queries are loaded in the same one. For
+//! mixes it is keys: a lane takes neighbouring values of four keys, and pairs up the bytes of two;
+//! [`weight_place`](super::tensor::weight_place) says which place a key's weight has then.
 
 use gemma4c_dsl::prelude::*;
 
-use super::flash::tensor_product;
 use super::narrow::code_row;
-use super::tensor::query_parts;
+use super::tensor::{query_parts, tensor_product};
 
-/// The first of the four neighbouring values that a lane gives to a product of scores: two products take 32 values, eight of each lane, or
-/// one takes all 16 that a warp has.
+/// The first of the four neighbouring values that a lane gives to a product of scores: two products take 32 values,
+/// eight of each lane, or one takes all 16 that a warp has.
 #[device]
 pub fn code_place<const D: u32, const THREADS: u32>(step: u32) -> u32 {
     let width = D * 32 / THREADS;
@@ -28,18 +32,12 @@ pub fn code_place<const D: u32, const THREADS: u32>(step: u32) -> u32 {
     warp_id() * width + if width >= 32 { step / 2 * 32 + of_lane * 8 + step % 2 * 4 } else { of_lane * 4 }
 }
 
-/// Where the weight of a tile's key lies among its 16. A lane pairs up keys four apart: neighbours would meet in the same banks.
-#[device]
-pub fn weight_place(key: u32) -> u32 {
-    key / 16 * 16 + key % 4 * 2 + key / 4 % 2 + key / 8 % 2 * 8
-}
-
-/// The queries as operands of the warp's part of the depth, a head's two parts in a fragment; what 128 times their values sum to, for each 32; and weights of
-/// zero for heads that are not there.
+/// The queries as operands of the warp's part of the depth, a head's two parts in a fragment; what 128 times their
+/// values sum to, for each 32; and weights of zero for heads that do not exist.
 #[device]
 pub fn load_code_queries<
     const D: u32,
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SETS: u32,
@@ -94,7 +92,7 @@ pub fn sum_scale<const D: u32, KV: Float>(row: Shared<KV>, at: u32) -> f32 {
 #[device(slots(operands(eight: U32x4) -> U32x4))]
 pub fn score_codes<
     const D: u32,
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SETS: u32,
@@ -151,18 +149,18 @@ pub fn score_codes<
         }
     }
     let head = lane_id() % 4 * 2;
-    let to = parts.offset((warp_id() * G + head) * (KEYS + 4) + lane_id() / 4);
+    let to = parts.offset((warp_id() * GROUP + head) * (KEYS + 4) + lane_id() / 4);
     #[unroll]
     for set in 0..SETS {
         #[unroll]
         for n in 0..KEYS / 16 {
             let sum = sums[n * SETS + set];
             let at = to.offset(set * 8 * (KEYS + 4) + n * 16);
-            if set * 8 + head < G {
+            if set * 8 + head < GROUP {
                 store(at, 0, sum.x);
                 store(at, 8, sum.z);
             }
-            if set * 8 + head + 1 < G {
+            if set * 8 + head + 1 < GROUP {
                 store(at, KEYS + 4, sum.y);
                 store(at, KEYS + 12, sum.w);
             }
@@ -189,15 +187,15 @@ pub fn scales_at<const D: u32, KV: Float>(of_lane: Shared<KV>, apart: u32) -> u3
 
 /// Each head's sums so far times its factor.
 #[device]
-pub fn scale_columns<const D: u32, const G: u32, const THREADS: u32, const SETS: u32>(
+pub fn scale_columns<const D: u32, const GROUP: u32, const THREADS: u32, const SETS: u32>(
     factors: Shared<f32>,
     sums: &mut Regs<F32x4>,
 ) {
     #[unroll]
     for set in 0..SETS {
         // Columns without a head take any factor.
-        let even = factors[(set * 8 + lane_id() % 4 * 2).min(G - 1)];
-        let odd = factors[(set * 8 + lane_id() % 4 * 2 + 1).min(G - 1)];
+        let even = factors[(set * 8 + lane_id() % 4 * 2).min(GROUP - 1)];
+        let odd = factors[(set * 8 + lane_id() % 4 * 2 + 1).min(GROUP - 1)];
         #[unroll]
         for n in 0..D * 2 / THREADS {
             let sum = sums[n * SETS + set];
@@ -206,13 +204,15 @@ pub fn scale_columns<const D: u32, const G: u32, const THREADS: u32, const SETS:
     }
 }
 
-/// [`super::tensor::mix_tensor`] over a tile's codes. Rows r and r + 8 of product n of a warp are values `r * 4 + n * 2` of its 32 (`r * 2` of 16) and the next.
+/// [`super::tensor::mix_tensor`] over a tile's codes. Rows r and r + 8 of product n of a warp are values `r * 4 + n *
+/// 2` of its 32 (`r * 2` of 16) and the next.
 ///
-/// Times a scale, a weight is rounded to f16 again, so that its second part would add nothing: with SCALED there is none.
+/// Times a scale, a weight is rounded to f16 again, so that its second part would add nothing: with SCALED there is
+/// none.
 #[device(slots(operands(eight: U32x4) -> U32x4))]
 pub fn mix_codes<
     const D: u32,
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SETS: u32,
@@ -297,9 +297,9 @@ pub fn mix_codes<
     }
 }
 
-/// [`super::tensor::leave_tensor`], of what [`mix_codes`] has summed.
+/// [`super::tensor::write_tensor`], of what [`mix_codes`] has summed.
 #[device]
-pub fn leave_columns<const D: u32, const G: u32, const THREADS: u32, const SETS: u32, const SCALED: bool>(
+pub fn write_columns<const D: u32, const GROUP: u32, const THREADS: u32, const SETS: u32, const SCALED: bool>(
     sums: &mut Regs<F32x4>,
     out: Shared<f32>,
 ) {
@@ -313,10 +313,10 @@ pub fn leave_columns<const D: u32, const G: u32, const THREADS: u32, const SETS:
         for set in 0..SETS {
             let head = set * 8 + lane_id() % 4 * 2;
             let sum = sums[n * SETS + set];
-            if head < G {
+            if head < GROUP {
                 store(out, head * (D + 8) + at, f32x2(sum.x * unit, sum.z * unit));
             }
-            if head + 1 < G {
+            if head + 1 < GROUP {
                 store(out, (head + 1) * (D + 8) + at, f32x2(sum.y * unit, sum.w * unit));
             }
         }

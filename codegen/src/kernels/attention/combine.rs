@@ -1,5 +1,5 @@
-//! What the splits of `decode.rs` left, merged in a fixed order: by kernels of their own, as f32 rows or as int8 for the output
-//! product, and by the last block of `step.rs`.
+//! The partial results of `decode.rs`, merged in a fixed order: by kernels of their own, as f32 rows or as int8 for the
+//! output product, and by the last block of `step.rs`.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
@@ -9,7 +9,7 @@ use super::address::{record_of, row_of_record};
 use super::floats::add_scaled;
 use crate::kernels::quantise::quantise8;
 
-/// Values of a head that a block merges: heads are few, and a long context leaves many splits.
+/// Values of a head that a block merges: heads are few, and a long context has many splits.
 const SLICE: u32 = 64;
 
 /// Splits that are added up before anything is added to their sum: a sixteenth of all.
@@ -18,8 +18,8 @@ pub fn run_of(splits: u32) -> u32 {
     splits.div_ceil(16)
 }
 
-/// Eight values of a head, merged: `low` and `high`. Eight threads at a time take a run of splits, each eight values of it; warp
-/// 0 adds up the runs, and only its values are complete. A collective of a block of 128 threads.
+/// Eight values of a head, merged: `low` and `high`. Eight threads at a time take a run of splits, each eight values of
+/// it; warp 0 adds up the runs, and only its values are complete. A collective of a block of 128 threads.
 #[device]
 pub fn merge_splits<const D: u32>(
     extrema: Input<F32x2>,
@@ -68,10 +68,10 @@ pub fn merge_splits<const D: u32>(
     }
 }
 
-/// What each of `count` parts weighs in each of G heads, into `shares[head * (D + 8) + part]`, relative to the head's largest
-/// score, or as a share of all if this merge is the last. A warp takes a head.
+/// What each of `count` parts weighs in each of GROUP heads, into `shares[head * (D + 8) + part]`, relative to the
+/// head's largest score, or as a share of all if this merge is the last. A warp takes a head.
 #[device]
-pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
+pub fn weigh_parts<const D: u32, const GROUP: u32, const THREADS: u32>(
     extrema: Input<F32x2>,
     stride: u32,
     shares: Shared<f32>,
@@ -80,7 +80,7 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     count: u32,
     is_last: bool,
 ) {
-    for head in (warp_id()..G).by(THREADS / 32) {
+    for head in (warp_id()..GROUP).by(THREADS / 32) {
         let mut top = f32::NEG_INFINITY;
         for part in (lane_id()..count).by(32) {
             top = top.max(extrema[head * stride + part].x);
@@ -104,8 +104,8 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     barrier();
 }
 
-/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of [`merge_splits`], `run` parts
-/// to a run. Only parts that weigh something are asked for: a merge's time is what it reads.
+/// Four values of a head, merged: the loads of 16 parts are in flight at once, and they are added up in the order of
+/// [`merge_splits`], `run` parts to a run. Only parts that weigh something are loaded: a merge's time is what it reads.
 #[device]
 pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32, run: u32) -> F32x4 {
     let mut all = F32x4::ZERO;

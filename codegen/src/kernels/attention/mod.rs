@@ -1,38 +1,44 @@
 //! Attention over a cache of keys and values.
 //!
-//! Queries come as f32 rows [row][query head][value], normed and rotated, with the scale folded in; query head `h` reads
-//! key-value head `h / G`. A cache is pages of [capacity][key-value head][value], position p at row p % capacity of its page, and
-//! holds the keys and values of the chunk's own rows already. A query at position p sees positions p - window < x <= p. `state` has
-//! the rows' records.
+//! Queries come as f32 rows [row][query head][value], normed and rotated, with the scale folded in; query head `h`
+//! reads key-value head `h / G`. A cache is pages of [capacity][key-value head][value], position p at row p % capacity
+//! of its page, and holds the keys and values of the chunk's own rows already. A query at position p sees positions p -
+//! window < x <= p. `state` has the rows' records.
 //!
 //! - `address.rs`: a row's record, and the page of a position.
+//! - `view.rs`: what kernels take: views of memory, and configs of compile-time parameters.
+//! - `address.rs`: a row's record, and the page of a position.
 //! - `plain.rs`: the definition, one warp a row and head.
-//! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
-//!   `tensor.rs`, `codes.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
-//!   `shape.rs` says how many of everything.
+//! - `split.rs`: split-KV attention of decoded rows: the loop of a block over the keys of its split. `tensor.rs`,
+//!   `codes.rs` and `floats.rs` are what it does with a tile of keys, by the cache's type; `shape.rs` says how many of
+//!   everything.
+//! - `decode.rs`, `combine.rs`: the splits of a row as one launch, and their merge as another.
+//! - `step.rs`: both in one launch, with the norms, RoPE and the store that come before them (`prepare.rs`); `merge.rs`
+//!   are its merges.
+//! - `rows.rs`: the same for several rows, by blocks that take several splits each.
 //! - `narrow.rs`: caches of 8 bits: how they are made, and copied.
-//! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
-//!   The last three are `prepare.rs`.
-//! - `rows.rs`, `turns.rs`: the same for several rows, by blocks that take several splits each.
-//! - `flash.rs`: many rows, on tensor cores. `warpgroups.rs`: the same on Hopper, by warpgroups.
+//! - `flash.rs`: many rows, on tensor cores. `warpgroups.rs`: the same on Hopper, by warpgroups. `chunk.rs` is what
+//!   both read.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
 pub mod address;
+pub mod chunk;
 pub mod codes;
 pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod floats;
 pub mod keep;
+pub mod merge;
 pub mod narrow;
-pub mod peers;
 pub mod plain;
 pub mod prepare;
 pub mod rows;
 mod shape;
+pub mod split;
 pub mod step;
 pub mod tensor;
-pub mod turns;
+pub mod view;
 pub mod warpgroups;
 
 use gemma4c_dsl::ElementType;

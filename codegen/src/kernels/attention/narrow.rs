@@ -1,21 +1,24 @@
-//! Keys and values in 8 bits: how a head's row lies in the cache, how it is made, copied, and widened to f16.
+//! Keys and values in 8 bits: the layout of a head's row in the cache, how it is made, copied, and widened to f16.
 //!
-//! The cache is counted in words of 16 bits (its element type is F16, whatever they hold). A head is its codes in order, two to a word; then, if
-//! SCALED, an f16 scale for each 32 values; then nothing up to a multiple of 16 bytes. So a head is one run of 16-byte copies, and rows
-//! and pages differ from those of 16 bits in their length alone. The roundings are those of `gemma4c_blocks::narrow`, bit by bit.
+//! The cache is counted in words of 16 bits (its element type is F16, whatever they hold). A head is its codes in
+//! order, two to a word; then, if SCALED, an f16 scale for each 32 values; then nothing up to a multiple of 16 bytes.
+//! So a head is one run of 16-byte copies, and rows and pages differ from those of 16 bits in their length alone. The
+//! roundings are those of `gemma4c_blocks::narrow`, bit by bit.
 //!
-//! Codes come to shared memory as they lie in memory. Decoded rows multiply them out of registers (`codes.rs`). Chunks (`flash.rs`) widen a tile
-//! once for all of their rows, into the tile that the tensor cores read.
+//! Codes are in shared memory as they are in the cache. Decoded rows multiply them out of registers (`codes.rs`).
+//! Chunks (`flash.rs`) widen a tile once for all of their rows, into the tile that the tensor cores read.
 //!
-//! Three slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values (code | scale << 16), `widen` makes
-//! eight f16 of eight codes (in x and y) and their scale: the lower half of a word is for the even ones, the upper half for the odd ones. `operands` makes eight f16
-//! of eight codes without their scale, which are what `codes.rs` says. Kernels for wider caches leave them empty.
+//! Three slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values
+//! (code | scale << 16), `widen` makes eight f16 of eight codes (in x and y) and their scale: the lower half of a word
+//! is for the even ones, the upper half for the odd ones. `operands` makes eight f16 of eight codes without their
+//! scale, which are what `codes.rs` says. Kernels for wider caches leave them empty.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 use gemma4c_plan::cuda::KvType;
 
-/// Of int8: the group is the warp's 32 values, one a lane. What is not finite makes the scale so. A collective of the warp.
+/// Of int8: the group is the warp's 32 values, one a lane. What is not finite makes the scale so. A collective of the
+/// warp.
 #[device]
 pub fn narrow_q8_0(bits: u32) -> u32 {
     // As integers, magnitudes are ordered like the floats, and NaN is above all of them: it is not lost in a maximum.
@@ -93,8 +96,8 @@ pub fn operands_slot(kv: KvType) -> Vec<&'static DeviceDef> {
     }
 }
 
-/// Elements of one head's row in a tile of codes: 32 bytes more than its codes, in which scales have room. Rows are eight banks apart then, so that lanes
-/// that read four or eight of them meet in none.
+/// Elements of one head's row in a tile of codes: 32 bytes more than its codes, where scales are. Rows are eight banks
+/// apart then, so that lanes that read four or eight of them meet in none.
 #[device]
 pub fn code_row<const D: u32>() -> u32 {
     D / 2 + 16
@@ -107,8 +110,8 @@ pub fn head_len<const NARROW: bool, const SCALED: bool>(dim: u32) -> u32 {
     if NARROW { (words + 7) / 8 * 8 } else { dim }
 }
 
-/// A lane's value and its neighbour's as a word of the cache (lower half, of even lanes), and the scale of the warp's values (upper
-/// half). A collective of the warp.
+/// A lane's value and its neighbour's as a word of the cache (lower half, of even lanes), and the scale of the warp's
+/// values (upper half). A collective of the warp.
 #[device(slots(narrow(bits: u32) -> u32))]
 pub fn word_of(value: f32) -> u32 {
     let own = narrow(value.to_bits());
@@ -137,7 +140,7 @@ pub fn keep_word<const SCALED: bool, KV: Float>(head: Shared<KV>, dim: u32, i: u
     }
 }
 
-/// One value of a head, for kernels that are not in a hurry.
+/// One value of a head, for kernels whose time does not matter.
 #[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<KV>, dim: u32, i: u32) -> f32 {
     if NARROW {
@@ -151,30 +154,20 @@ pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<K
     head[i].to_f32()
 }
 
-/// Starts to copy 16 bytes of a key's codes, or scales, if the cache has them. Behind the last key they become zero.
+/// Issues the copy of 16 bytes of a key's codes, or scales, if the cache has them. Behind the last key they become
+/// zero.
 #[device]
-pub fn copy_piece<const D: u32, KV: Float>(
-    codes: Shared<KV>,
-    cache: Input<KV>,
-    key: u32,
-    place: u32,
-    first: u32,
-    ready: u32,
-    count: u32,
-    kv_row: u32,
-    capacity: u32,
-) {
-    let row = first + key;
-    let wrapped = if row < capacity { row } else { row - capacity };
-    if key < ready {
-        cp_async16(codes, key * code_row() + place, cache, wrapped * kv_row + place);
-    } else if key >= count {
-        store(codes, key * code_row() + place, U32x4::ZERO);
+pub fn copy_vector<KV: Float>(to: Shared<KV>, cache: Input<KV>, from: u32, is_stored: bool, is_behind: bool) {
+    if is_stored {
+        cp_async16(to, 0u32, cache, from);
+    } else if is_behind {
+        store(to, 0u32, U32x4::ZERO);
     }
 }
 
-/// Starts to copy the codes of a tile's keys (or values), positions `at..end` of one head, as [`super::decode::copy_tile`] does of wider ones, to rows of
-/// [`code_row`]. Of most tiles the cache has all keys, in one piece: they are copied without asking for each.
+/// Issues the copies of the codes of a tile's keys (or values), positions `at..end` of one head, as
+/// [`super::split::copy_tile`] does of wider ones, to rows of [`code_row`]. Of most tiles the cache has all keys,
+/// contiguously: they are copied without asking for each.
 #[device]
 pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
     codes: Shared<KV>,
@@ -182,7 +175,7 @@ pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALE
     at: u32,
     end: u32,
     stored: u32,
-    kv_row: u32,
+    row_len: u32,
     capacity: u32,
 ) {
     require!(THREADS * 16 % D == 0 && KEYS % (THREADS * 16 / D) == 0 && D <= 512);
@@ -193,35 +186,45 @@ pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALE
     let key = thread_idx() / (D / 16);
     let place = thread_idx() % (D / 16) * 8;
     // 16 bytes are the scales of 256 values.
-    let pieces = (D + 255) / 256;
+    let vectors = (D + 255) / 256;
     if ready == KEYS && first + KEYS <= capacity {
         // Pointers first: what is added to them is one multiplication.
-        let from = cache.offset((first + key) * kv_row + place);
+        let from = cache.offset((first + key) * row_len + place);
         let to = codes.offset(key * code_row() + place);
         #[unroll]
         for i in 0..KEYS * D / (THREADS * 16) {
-            cp_async16(to, i * at_once * code_row(), from, i * at_once * kv_row);
+            cp_async16(to, i * at_once * code_row(), from, i * at_once * row_len);
         }
         if SCALED {
             #[unroll(1)]
-            for i in (thread_idx()..KEYS * pieces).by(THREADS) {
-                let scales = D / 2 + i % pieces * 8;
-                cp_async16(codes, i / pieces * code_row() + scales, cache, (first + i / pieces) * kv_row + scales);
+            for i in (thread_idx()..KEYS * vectors).by(THREADS) {
+                let scales = D / 2 + i % vectors * 8;
+                cp_async16(codes, i / vectors * code_row() + scales, cache, (first + i / vectors) * row_len + scales);
             }
         }
     } else {
         #[unroll(1)]
         for i in (0..KEYS).by(THREADS * 16 / D) {
-            copy_piece(codes, cache, key + i, place, first, ready, end - at, kv_row, capacity);
+            let row = key + i;
+            let from = wrapped_row(first + row, capacity) * row_len + place;
+            copy_vector(codes.offset(row * code_row() + place), cache, from, row < ready, row >= end - at);
         }
         if SCALED {
             #[unroll(1)]
-            for i in (thread_idx()..KEYS * pieces).by(THREADS) {
-                let scales = D / 2 + i % pieces * 8;
-                copy_piece(codes, cache, i / pieces, scales, first, ready, end - at, kv_row, capacity);
+            for i in (thread_idx()..KEYS * vectors).by(THREADS) {
+                let scales = D / 2 + i % vectors * 8;
+                let row = i / vectors;
+                let from = wrapped_row(first + row, capacity) * row_len + scales;
+                copy_vector(codes.offset(row * code_row() + scales), cache, from, row < ready, row >= end - at);
             }
         }
     }
+}
+
+/// A row of a page that is counted on from another: a ring wraps at most once between two visible positions.
+#[device]
+pub fn wrapped_row(row: u32, capacity: u32) -> u32 {
+    if row < capacity { row } else { row - capacity }
 }
 
 /// Puts the codes of a position that the cache does not hold into their place in a tile.
@@ -240,8 +243,8 @@ pub fn patch_codes<const D: u32, const THREADS: u32, const SCALED: bool, KV: Flo
     }
 }
 
-/// A tile of f16, rows eight elements apart more than they are long, of its codes. A thread widens eight values at a time: neighbours
-/// then write 16 bytes beside each other.
+/// A tile of f16, rows eight elements apart more than they are long, of its codes. A thread widens eight values at a
+/// time: neighbours then write 16 bytes beside each other.
 #[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn widen_tile<
     const D: u32,

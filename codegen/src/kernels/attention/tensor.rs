@@ -1,17 +1,26 @@
-//! The tiles of `decode.rs` on tensor cores, for caches of 16-bit floats.
+//! The tiles of `split.rs` on tensor cores, for caches of 16-bit floats.
 //!
-//! The query heads of a key-value head are the rows of the products. In f32 they would cost more multiplications and more reads
-//! of shared memory than there is time while a tile comes from memory. Queries and weights keep nearly all of their bits: each
-//! is the sum of two 16-bit floats. Up to eight heads have both parts as rows of one product, h and h + 8; with more, each
-//! part has a product of its own (SETS is 2). Warps share out the head's values: as depth of the scores, whose parts are then added
-//! in a fixed order, and as columns of the result. The depth has SLICES; with more warps than that, those of a slice share out the keys of a tile.
+//! The query heads of a key-value head are the rows of the products. In f32 they would cost more multiplications and
+//! more reads of shared memory than there is time while a tile comes from memory. Queries and weights keep nearly all
+//! of their bits: each is the sum of two 16-bit floats. Up to eight heads have both parts as rows of one product, h and
+//! h + 8; with more, each part has a product of its own (SETS is 2). Warps share out the head's values: as depth of the
+//! scores, whose parts are then added in a fixed order, and as columns of the result. The depth has SLICES; with more
+//! warps than that, those of a slice share out the keys of a tile.
 
 use gemma4c_dsl::prelude::*;
 
-use super::codes::weight_place;
-use super::flash::{pack_pair, tensor_product};
+/// Two floats as a pair of the cache's type.
+#[device]
+pub fn pack_pair<const BF: bool>(low: f32, high: f32) -> u32 {
+    if BF { pack_bf16(low, high) } else { pack_f16(low, high) }
+}
 
-/// Two floats as two pairs of 16-bit floats: rounded (x), and what that left (y).
+#[device]
+pub fn tensor_product<const BF: bool>(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
+    if BF { mma_m16n8k16_bf16(a, b, c) } else { mma_m16n8k16_f16(a, b, c) }
+}
+
+/// Two floats as two pairs of 16-bit floats: rounded (x), and the rest (y).
 #[device]
 pub fn split_pair<const BF: bool>(a: f32, b: f32) -> U32x2 {
     let high = pack_pair(a, b);
@@ -22,14 +31,21 @@ pub fn split_pair<const BF: bool>(a: f32, b: f32) -> U32x2 {
 
 /// Two neighbouring values of a query in parts; zero where there is no such head.
 #[device]
-pub fn query_parts<const D: u32, const G: u32, const BF: bool>(queries: Shared<f32>, head: u32, at: u32) -> U32x2 {
-    // Without a branch, so that all of a lane's reads are under way at once.
-    let pair = load::<F32x2>(queries, head.min(G - 1) * (D + 8) + at);
+pub fn query_parts<const D: u32, const GROUP: u32, const BF: bool>(queries: Shared<f32>, head: u32, at: u32) -> U32x2 {
+    // Without a branch, so that all of a lane's loads are in flight at once.
+    let pair = load::<F32x2>(queries, head.min(GROUP - 1) * (D + 8) + at);
     let parts = split_pair(pair.x, pair.y);
-    if head < G { parts } else { U32x2::ZERO }
+    if head < GROUP { parts } else { U32x2::ZERO }
 }
 
-/// Weights of zero for heads that are not there: nobody writes them later.
+/// Which place the weight of a tile's key has among its 16. With 8-bit codes a lane pairs up keys four apart:
+/// neighbours would meet in the same banks.
+#[device]
+pub fn weight_place(key: u32) -> u32 {
+    key / 16 * 16 + key % 4 * 2 + key / 4 % 2 + key / 8 % 2 * 8
+}
+
+/// Weights of zero for heads that do not exist: nobody writes them later.
 #[device]
 pub fn clear_weights<const KEYS: u32, const THREADS: u32, const SETS: u32, KV: Float>(weights: Shared<KV>) {
     for i in (thread_idx() * 8..SETS * 16 * (KEYS + 8)).by(THREADS * 8) {
@@ -51,7 +67,7 @@ pub fn first_key<const KEYS: u32, const THREADS: u32, const SLICES: u32>() -> u3
 
 /// The queries as operands of the warp's slice of the depth.
 #[device]
-pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const SLICES: u32, const BF: bool>(
+pub fn load_queries<const D: u32, const GROUP: u32, const THREADS: u32, const SLICES: u32, const BF: bool>(
     queries: Shared<f32>,
     fragments: &mut Regs<U32x4>,
 ) {
@@ -61,7 +77,7 @@ pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const SLICES
         let at = depth_slice() * (D / SLICES) + step * 16 + lane_id() % 4 * 2;
         let near = query_parts(queries, head, at);
         let far = query_parts(queries, head, at + 8);
-        if G <= 8 {
+        if GROUP <= 8 {
             fragments[step] = u32x4(near.x, near.y, far.x, far.y);
         } else {
             let lower_near = query_parts(queries, head + 8, at);
@@ -72,25 +88,25 @@ pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const SLICES
     }
 }
 
-/// Leaves the warp's part of the scores, `parts[slice][head][key]`, keys eight apart more than they are many: no two heads of a store
-/// in the same bank. Product n has keys `n * 8 …` of the warp's.
+/// Writes the warp's part of the scores, `parts[slice][head][key]`, keys eight apart more than they are many: no two
+/// heads of a store in the same bank. Product n has keys `n * 8 …` of the warp's.
 #[device]
-pub fn leave_scores<const G: u32, const KEYS: u32, const THREADS: u32, const SLICES: u32>(
+pub fn write_scores<const GROUP: u32, const KEYS: u32, const THREADS: u32, const SLICES: u32>(
     sums: &mut Regs<F32x4>,
     parts: Shared<f32>,
 ) {
     let head = lane_id() / 4;
     #[unroll]
     for n in 0..KEYS * SLICES * 4 / THREADS {
-        let to = (depth_slice() * G + head) * (KEYS + 8) + first_key() + n * 8 + lane_id() % 4 * 2;
+        let to = (depth_slice() * GROUP + head) * (KEYS + 8) + first_key() + n * 8 + lane_id() % 4 * 2;
         let sum = sums[n];
-        if G <= 8 {
-            if head < G {
+        if GROUP <= 8 {
+            if head < GROUP {
                 store(parts, to, f32x2(sum.x + sum.z, sum.y + sum.w));
             }
         } else {
             store(parts, to, f32x2(sum.x, sum.y));
-            if head + 8 < G {
+            if head + 8 < GROUP {
                 store(parts, to + 8 * (KEYS + 8), f32x2(sum.z, sum.w));
             }
         }
@@ -101,7 +117,7 @@ pub fn leave_scores<const G: u32, const KEYS: u32, const THREADS: u32, const SLI
 #[device]
 pub fn score_tensor<
     const D: u32,
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SLICES: u32,
@@ -121,7 +137,7 @@ pub fn score_tensor<
         for n in 0..KEYS * SLICES * 2 / THREADS {
             let key = first_key() + n * 16 + lane / 16 * 8 + lane % 8;
             let b = ldmatrix_x4(keys, key * (D + 8) + depth + lane / 8 % 2 * 8);
-            if G <= 8 {
+            if GROUP <= 8 {
                 sums[2 * n] = tensor_product(fragments[step], u32x2(b.x, b.y), sums[2 * n]);
                 sums[2 * n + 1] = tensor_product(fragments[step], u32x2(b.z, b.w), sums[2 * n + 1]);
             } else {
@@ -134,7 +150,7 @@ pub fn score_tensor<
             }
         }
     }
-    leave_scores(&mut sums, parts);
+    write_scores(&mut sums, parts);
 }
 
 /// A word for each float, in the same order: what is not a number is above all others, or below.
@@ -150,12 +166,13 @@ pub fn float_of(word: u32) -> f32 {
     f32::from_bits(if word >> 31 == 1 { word ^ 0x8000_0000 } else { word ^ 0xffff_ffff })
 }
 
-/// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each head's sums
-/// so far get the factor that makes them relative to it too. A warp takes a head, and its lanes sum what they have seen of its weights: they meet when all tiles are done. With NARROW, parts and weights lie as `codes.rs` has them; with
-/// SCALED weights are 64 times as large, so that times a small scale they are still normal numbers.
+/// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each
+/// head's sums so far get the factor that makes them relative to it too. A warp takes a head, and its lanes sum what
+/// they have seen of its weights: they meet when all tiles are done. With NARROW, parts and weights lie as `codes.rs`
+/// has them; with SCALED weights are 64 times as large, so that times a small scale they are still normal numbers.
 #[device]
 pub fn weigh_tensor<
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SLICES: u32,
@@ -166,14 +183,14 @@ pub fn weigh_tensor<
     parts: Shared<f32>,
     weights: Shared<KV>,
     largest: Shared<f32>,
-    of_lanes: &mut Regs<f32>,
+    lane_totals: &mut Regs<f32>,
     factors: Shared<f32>,
     visible: u32,
 ) {
     #[unroll]
-    for round in 0..(G * 32 + THREADS - 1) / THREADS {
+    for round in 0..(GROUP * 32 + THREADS - 1) / THREADS {
         let head = warp_id() + round * (THREADS / 32);
-        if head < G {
+        if head < GROUP {
             let mut scores = regs(f32::NEG_INFINITY, (KEYS + 31) / 32);
             let before = largest[head];
             let mut now = before;
@@ -186,7 +203,7 @@ pub fn weigh_tensor<
                 let mut sum = 0.0f32;
                 #[unroll]
                 for slice in 0..SLICES {
-                    sum = sum + parts[(slice * G + head) * stride + there];
+                    sum = sum + parts[(slice * GROUP + head) * stride + there];
                 }
                 scores[i] = if key < visible { sum } else { f32::NEG_INFINITY };
                 now = now.max(scores[i]);
@@ -205,12 +222,12 @@ pub fn weigh_tensor<
                     let rounded = KV::from_f32(kept);
                     weights[head * (KEYS + 8) + place] = rounded;
                     if !SCALED {
-                        let low_row = if G <= 8 { head + 8 } else { head + 16 };
+                        let low_row = if GROUP <= 8 { head + 8 } else { head + 16 };
                         weights[low_row * (KEYS + 8) + place] = KV::from_f32(kept - rounded.to_f32());
                     }
                 }
             }
-            of_lanes[round] = of_lanes[round].mul_add(factor, sum);
+            lane_totals[round] = lane_totals[round].mul_add(factor, sum);
             // All lanes have read what one of them replaces.
             warp_barrier();
             if lane_id() == 0 {
@@ -221,14 +238,14 @@ pub fn weigh_tensor<
     }
 }
 
-/// Leaves each head's total, which its warp has summed lane by lane.
+/// Writes each head's total, which its warp has summed lane by lane.
 #[device]
-pub fn leave_totals<const G: u32, const THREADS: u32>(of_lanes: &mut Regs<f32>, totals: Shared<f32>) {
+pub fn write_totals<const GROUP: u32, const THREADS: u32>(lane_totals: &mut Regs<f32>, totals: Shared<f32>) {
     #[unroll]
-    for round in 0..(G * 32 + THREADS - 1) / THREADS {
+    for round in 0..(GROUP * 32 + THREADS - 1) / THREADS {
         let head = warp_id() + round * (THREADS / 32);
-        if head < G {
-            let total = warp_sum(of_lanes[round]);
+        if head < GROUP {
+            let total = warp_sum(lane_totals[round]);
             if lane_id() == 0 {
                 totals[head] = total;
             }
@@ -238,10 +255,10 @@ pub fn leave_totals<const G: u32, const THREADS: u32>(of_lanes: &mut Regs<f32>, 
 
 /// Each head's sums so far times its factor.
 #[device]
-pub fn scale_sums<const D: u32, const G: u32, const THREADS: u32>(factors: Shared<f32>, sums: &mut Regs<F32x4>) {
+pub fn scale_sums<const D: u32, const GROUP: u32, const THREADS: u32>(factors: Shared<f32>, sums: &mut Regs<F32x4>) {
     // Rows without a head take any factor.
-    let upper = factors[(lane_id() / 4).min(G - 1)];
-    let lower = if G <= 8 { upper } else { factors[(lane_id() / 4 + 8).min(G - 1)] };
+    let upper = factors[(lane_id() / 4).min(GROUP - 1)];
+    let lower = if GROUP <= 8 { upper } else { factors[(lane_id() / 4 + 8).min(GROUP - 1)] };
     #[unroll]
     for n in 0..D * 4 / THREADS {
         let sum = sums[n];
@@ -253,7 +270,7 @@ pub fn scale_sums<const D: u32, const G: u32, const THREADS: u32>(factors: Share
 #[device]
 pub fn mix_tensor<
     const D: u32,
-    const G: u32,
+    const GROUP: u32,
     const KEYS: u32,
     const THREADS: u32,
     const SETS: u32,
@@ -262,7 +279,7 @@ pub fn mix_tensor<
 >(
     weights: Shared<KV>,
     factors: Shared<f32>,
-    mixed: Shared<KV>,
+    values: Shared<KV>,
     sums: &mut Regs<F32x4>,
 ) {
     scale_sums(factors, sums);
@@ -276,7 +293,7 @@ pub fn mix_tensor<
             #[unroll]
             for n in 0..D * 2 / THREADS {
                 let column = warp_id() * (D * 32 / THREADS) + n * 16 + lane / 16 * 8;
-                let b = ldmatrix_x4_trans(mixed, key * (D + 8) + column);
+                let b = ldmatrix_x4_trans(values, key * (D + 8) + column);
                 sums[2 * n] = tensor_product(a, u32x2(b.x, b.y), sums[2 * n]);
                 sums[2 * n + 1] = tensor_product(a, u32x2(b.z, b.w), sums[2 * n + 1]);
             }
@@ -284,21 +301,21 @@ pub fn mix_tensor<
     }
 }
 
-/// Leaves the sums where the queries were, rows of D + 8.
+/// Writes the sums, rows of D + 8.
 #[device]
-pub fn leave_tensor<const D: u32, const G: u32, const THREADS: u32>(sums: &mut Regs<F32x4>, out: Shared<f32>) {
+pub fn write_tensor<const D: u32, const GROUP: u32, const THREADS: u32>(sums: &mut Regs<F32x4>, out: Shared<f32>) {
     let head = lane_id() / 4;
     #[unroll]
     for n in 0..D * 4 / THREADS {
         let to = head * (D + 8) + warp_id() * (D * 32 / THREADS) + n * 8 + lane_id() % 4 * 2;
         let sum = sums[n];
-        if G <= 8 {
-            if head < G {
+        if GROUP <= 8 {
+            if head < GROUP {
                 store(out, to, f32x2(sum.x + sum.z, sum.y + sum.w));
             }
         } else {
             store(out, to, f32x2(sum.x, sum.y));
-            if head + 8 < G {
+            if head + 8 < GROUP {
                 store(out, to + 8 * (D + 8), f32x2(sum.z, sum.w));
             }
         }

@@ -24,6 +24,7 @@ mod product;
 pub mod prologue;
 pub mod shape;
 pub mod slots;
+pub mod steps;
 mod sums;
 
 use gemma4c_dsl::prelude::*;
@@ -31,37 +32,14 @@ use gemma4c_dsl::prelude::*;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
 use parts::{
     Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
-    part_at, plain_activations, second_part_at,
+    part_at, second_part_at,
 };
-pub use product::{Product, Prologue};
+pub use product::{LaunchShape, Product, Prologue};
 use prologue::{copy_norms, load_update, take_update, weigh};
 use slots::as_words;
+use steps::{lane_units, step_units, stretch_of};
 pub use sums::lanes_sum;
 use sums::{lane_of_row, row_of_lane, rows_sum};
-
-/// Units of a stretch: whole steps of its lanes, of at most four stretches. The last may be shorter or empty. A row that is not STRETCHED is one.
-#[device]
-pub fn stretch_units<const K: u32, const UNIT: u32, const STRETCHED: bool>() -> u32 {
-    if STRETCHED { (K / UNIT).div_ceil(32) * 8 } else { K / UNIT }
-}
-
-/// Units from one step of a lane to the next.
-#[device]
-pub fn step_units<const LANES: u32, const STRETCHED: bool>() -> u32 {
-    if STRETCHED { 8 } else { LANES }
-}
-
-/// Units from a lane's first step to behind its last: those of its stretch, or of all stretches where eight lanes take one after the other.
-#[device]
-pub fn lane_units<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> u32 {
-    if has_stretches() { K / UNIT } else { stretch_units() }
-}
-
-/// Whether a lane has more than one stretch.
-#[device]
-pub fn has_stretches<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> bool {
-    STRETCHED && LANES == 8 && K / UNIT > 8
-}
 
 /// Whether all lanes have the same number of steps, a multiple of DEPTH: there is no end to mind.
 #[device]
@@ -154,12 +132,6 @@ pub fn fetch_of_row<
     } else {
         Unit { codes: load_streamed::<U32x4>(codes.offset(number), more), side: side(number, more) }
     }
-}
-
-/// The stretch that a step of a round belongs to, of those that a lane has.
-#[device]
-pub fn stretch_of<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>(step: u32) -> u32 {
-    if has_stretches() { step * step_units() / stretch_units() } else { 0 }
 }
 
 /// The output that a block's own of that number is. Whole groups go to blocks in turn, so that these read one stretch of memory together, then the next. With SPREADS a block's groups are neighbours,
@@ -516,38 +488,5 @@ pub fn matvec<
             let place = group * 32 + lane_id() % 8 * 4;
             keep(load::<F32x4>(results, place), output_at(place, gap));
         }
-    }
-}
-
-/// The same product, plainly: a thread takes an output, activations are read where they are (int8 codes or f32 as words).
-#[kernel(block = 64, slots(
-    side(unit: u32, more: u32) -> U32x4,
-    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    join(value: f32, up: f32) -> f32,
-    epilogue(value: f32, row: u32) -> f32
-))]
-pub fn matvec_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const PAIRED: bool>(
-    codes: Weights<U32x4>,
-    x: Input<u32>,
-    xscale: Input<f32>,
-    xsum: Input<i32>,
-    out: Output<f32>,
-    rows: u32,
-) {
-    let row = block_idx() * 64 + thread_idx();
-    if row < rows {
-        let words = if INTEGER { UNIT / 4 } else { UNIT };
-        let mut value = 0.0f32;
-        let mut up = 0.0f32;
-        for i in 0..K / UNIT {
-            let of_unit = plain_activations(i, words, x, xscale, xsum);
-            let unit = row * (K / UNIT) + i;
-            value = dot(fetch(side, codes, unit), unit, of_unit, value);
-            if PAIRED {
-                let unit = (rows + row) * (K / UNIT) + i;
-                up = dot(fetch(side, codes, unit), unit, of_unit, up);
-            }
-        }
-        out[row] = epilogue(join(value, up), row);
     }
 }

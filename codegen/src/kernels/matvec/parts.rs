@@ -68,22 +68,6 @@ pub fn activations_at<const UNIT: u32, const INTEGER: bool>(
     UnitActivations { low, high, scale: f32::from_bits(scale.x), sum: scale.y as i32 }
 }
 
-/// The activations of unit `place` of rows that lie in memory one after the other, a unit taking `words` words.
-#[device]
-pub fn plain_activations<const UNIT: u32, const INTEGER: bool>(
-    place: u32,
-    words: u32,
-    x: Input<u32>,
-    xscale: Input<f32>,
-    xsum: Input<i32>,
-) -> UnitActivations {
-    let low = load::<U32x4>(x, place * words);
-    let high = load::<U32x4>(x, place * words + words - 4);
-    let scale = if INTEGER { xscale[place * UNIT / 32] } else { 1.0 };
-    let sum = if INTEGER { xsum[place * UNIT / 32] } else { 0 };
-    UnitActivations { low, high, scale, sum }
-}
-
 /// `total` plus the product of a unit with the second and third digits of fine codes, which lie K / 4 words behind each other. `low`
 /// and `high` are the words of the first digits, `size` is their scale, and `sum` the sum of the third digits.
 #[device(slots(dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32))]

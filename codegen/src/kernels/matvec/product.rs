@@ -4,10 +4,8 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
 use super::formats::format;
-use super::shape::{LaunchShape, ranked_shapes};
-use super::{matvec, matvec_plain, slots};
+use super::{matvec, slots};
 use crate::kernels::NORM_EPSILON;
-use crate::target::Target;
 
 /// How the activations arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +62,37 @@ pub struct Product {
     pub epilogue: Vec<&'static DeviceDef>,
 }
 
+/// The compile-time parameters of a product, and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Lanes that share a row.
+    pub lanes: u32,
+    /// Rows that a lane works on at once.
+    pub rows: u32,
+    /// Units of each row that are on their way to a lane.
+    pub depth: u32,
+    /// Warps of a block.
+    pub warps: u32,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Outputs of a block in whole int8 groups; 0 where all warps share out all outputs.
+    pub share: u32,
+}
+
+impl LaunchShape {
+    /// Outputs behind the whole groups of all blocks, which these share out one by one and leave as floats.
+    pub fn loose(&self, outputs: u32) -> u32 {
+        if self.share > 0 { outputs.saturating_sub(self.blocks * self.share) } else { 0 }
+    }
+
+    /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
+    pub fn describe(&self) -> String {
+        let LaunchShape { lanes, rows, depth, warps, blocks, share } = self;
+        let each = if *share > 0 { format!(" with {share} outputs each") } else { String::new() };
+        format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps{each}")
+    }
+}
+
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
 
@@ -97,11 +126,6 @@ impl Product {
 
     fn join(&self) -> Vec<&'static DeviceDef> {
         if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
-    }
-
-    /// The shape for a GPU.
-    pub fn shape(&self, target: &Target) -> LaunchShape {
-        ranked_shapes(self, target)[0].shape
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.
@@ -183,22 +207,6 @@ impl Product {
             join: self.join(),
             epilogue: self.epilogue.clone(),
             keep: if self.leaves_int8 { vec![slots::leave_codes::DEF] } else { vec![] },
-        }
-        .build()
-    }
-
-    /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
-    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
-        let format = format(self.dtype);
-        matvec_plain::Chosen {
-            K: self.k,
-            UNIT: format.unit,
-            INTEGER: format.integer,
-            PAIRED: self.geglu,
-            side: format.side,
-            dot: format.dot,
-            join: self.join(),
-            epilogue: self.epilogue.clone(),
         }
         .build()
     }

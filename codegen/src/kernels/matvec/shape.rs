@@ -3,43 +3,12 @@
 //! The rule is measured, by whole plans of all five sizes on an H200, where a token is a chain of some 300 kernels. What
 //! counts there: every block reads all activations and computes their norms, so there is one an SM; many warps,
 //! because one alone waits for its own sums; and equal work for all. Where that leaves a choice, whole rows are on their way, and warps have whole
-//! chunks to norm. The numbers of warps come from [`crate::measured`]; what else was tried is told in BENCHMARKS.md.
+//! chunks to norm. The numbers of warps come from [`crate::measured`]; what else was tried is in docs/ledger.md.
 
-use super::Product;
 use super::formats::format;
+use super::product::{LaunchShape, Product};
 use crate::measured::{H200, Question};
 use crate::target::Target;
-
-/// The compile-time parameters of a product, and its grid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaunchShape {
-    /// Lanes that share a row.
-    pub lanes: u32,
-    /// Rows that a lane works on at once.
-    pub rows: u32,
-    /// Units of each row that are on their way to a lane.
-    pub depth: u32,
-    /// Warps of a block.
-    pub warps: u32,
-    /// Blocks of the grid.
-    pub blocks: u32,
-    /// Outputs of a block in whole int8 groups; 0 where all warps share out all outputs.
-    pub share: u32,
-}
-
-impl LaunchShape {
-    /// Outputs behind the whole groups of all blocks, which these share out one by one and leave as floats.
-    pub fn loose(&self, outputs: u32) -> u32 {
-        if self.share > 0 { outputs.saturating_sub(self.blocks * self.share) } else { 0 }
-    }
-
-    /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
-    pub fn describe(&self) -> String {
-        let LaunchShape { lanes, rows, depth, warps, blocks, share } = self;
-        let each = if *share > 0 { format!(" with {share} outputs each") } else { String::new() };
-        format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps{each}")
-    }
-}
 
 /// Warps of a block, at least: fewer would take too long over the activations.
 const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
@@ -166,6 +135,13 @@ fn of_eight_lanes(product: &Product, blocks: Option<(u32, u32)>, target: &Target
     let is_few = product.geglu || tiles <= warps * multiprocessors;
     let (blocks, share) = blocks.unwrap_or((tiles.div_ceil(warps).min(multiprocessors), 0));
     (is_idle && is_alike && fits && is_few).then_some(LaunchShape { lanes: 8, rows, depth, warps, blocks, share })
+}
+
+impl Product {
+    /// The shape for a GPU.
+    pub fn shape(&self, target: &Target) -> LaunchShape {
+        ranked_shapes(self, target)[0].shape
+    }
 }
 
 /// All shapes that the rule considers, that of the highest score first. There is one at least.

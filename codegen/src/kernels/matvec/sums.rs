@@ -5,7 +5,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::{has_stretches, stretch_of};
+use super::steps::{has_stretches, stretch_of};
 
 /// The sum over the lanes of a row, for the first of them: a tree, or a tree for each stretch and then the stretches in order. JOINED lanes are pairs of which both have the same.
 /// A collective of the warp.

@@ -1,65 +1,133 @@
-//! What a router that begins the mixture leaves behind besides its choice: the residual, and the inputs of both halves. They have one norm, with weights for each of them.
+//! What a router that begins a mixture does besides its choice: it adds attention's output to the residual, and writes
+//! the residual and the inputs of both halves. These have one norm, with weights for each of them.
+//!
+//! All blocks of a row have all of its values, so each of the three results is written by another block, where there
+//! are as many.
 
 use gemma4c_dsl::prelude::*;
 
-use crate::kernels::matvec::parts::{chunk_slots, inverse_rms_of_chunks, is_place};
-use crate::kernels::matvec::slots::weighted;
-use crate::kernels::outputs::leave4;
+use super::routing::{BlockRows, MixtureInputs, RouterNorms, RouterShape, RouterTile, inverse_rms_of_row};
+use crate::kernels::matvec::parts::{chunk_slots, is_place, leave_chunks};
+use crate::kernels::matvec::slots::{weighted, with_update};
+use crate::kernels::outputs::{OutputForms, write4};
 
-/// Leaves rows as their residual, and as the inputs of both halves of the mixture: of each of these what the block is to.
+/// The results that a block writes.
+#[registers]
+pub struct WriterRoles {
+    pub residual: bool,
+    pub dense: bool,
+    pub expert: bool,
+}
+
 #[device]
-pub fn leave_rows<
-    const WIDTH: u32,
-    const PIECES: u32,
-    const WARPS: u32,
-    const TOGETHER: u32,
-    const FLOATS: bool,
-    const ROUNDED: bool,
-    const QUANTISED: bool,
-    const EPSILON: f32,
->(
+pub fn writer_roles<const BEGINS_MIXTURE: bool>() -> WriterRoles {
+    let last = grid_dim_y() - 1;
+    // Others than the first block, which may have to choose.
+    WriterRoles {
+        residual: BEGINS_MIXTURE && block_idx_y() == last.min(3),
+        dense: BEGINS_MIXTURE && block_idx_y() == last.min(1),
+        expert: BEGINS_MIXTURE && block_idx_y() == last.min(2),
+    }
+}
+
+/// Loads the norms' weights of the halves whose inputs the block writes.
+#[device]
+pub fn load_input_norms<const S: RouterShape, const T: RouterTile>(
+    roles: WriterRoles,
+    norms: RouterNorms,
+    dense_norms: &mut Regs<F32x4>,
+    expert_norms: &mut Regs<F32x4>,
+) {
+    #[unroll]
+    for p in 0u32..T.PIECES {
+        let from = (thread_idx() + p * T.WARPS * 32).min(S.WIDTH / 4 - 1) * 4;
+        if roles.dense {
+            dense_norms[p] = load::<F32x4>(norms.dense, from);
+        }
+        if roles.expert {
+            expert_norms[p] = load::<F32x4>(norms.expert, from);
+        }
+    }
+}
+
+/// Adds attention's normed output to the rows in registers. A collective of the block.
+#[device]
+pub fn add_update<const S: RouterShape, const T: RouterTile>(
+    held: &mut Regs<F32x4>,
+    updates: &Regs<F32x4>,
+    posts: &Regs<F32x4>,
+    update_squares: Shared<f32>,
+) {
+    #[unroll]
+    for t in 0u32..T.NORMED_ROWS {
+        let mut own = regs(F32x4::ZERO, T.PIECES);
+        #[unroll]
+        for p in 0u32..T.PIECES {
+            own[p] = updates[t * T.PIECES + p];
+        }
+        leave_chunks(&own, S.WIDTH / 4, update_squares.offset(t * chunk_slots(S.WIDTH)));
+    }
+    barrier();
+    #[unroll]
+    for t in 0u32..T.NORMED_ROWS {
+        let factor = inverse_rms_of_row(update_squares, t);
+        #[unroll]
+        for p in 0u32..T.PIECES {
+            let of = t * T.PIECES + p;
+            held[of] = with_update(held[of], weighted(updates[of], posts[p], 1.0), factor, 1.0);
+        }
+    }
+}
+
+/// Writes the rows from `start` on as their residual, and as the inputs of both halves of the mixture: of each of these
+/// what the block is to write.
+#[device]
+pub fn write_mixture_inputs<const S: RouterShape, const T: RouterTile, const FORMS: OutputForms>(
     held: &Regs<F32x4>,
     dense_norms: &Regs<F32x4>,
     expert_norms: &Regs<F32x4>,
-    of_rows: Shared<f32>,
+    roles: WriterRoles,
     start: u32,
-    first_row: u32,
-    end: u32,
-    leaves_residual: bool,
-    leaves_dense: bool,
-    leaves_expert: bool,
-    residual: Output<f32>,
-    dense_out: Output<f32>,
-    dense_rounded: Output<BF16>,
-    dense_xq: Output<i8>,
-    dense_xscale: Output<f32>,
-    dense_xsum: Output<i32>,
-    expert_out: Output<f32>,
-    expert_rounded: Output<BF16>,
-    expert_xq: Output<i8>,
-    expert_xscale: Output<f32>,
-    expert_xsum: Output<i32>,
+    rows: BlockRows,
+    row_squares: Shared<f32>,
+    out: MixtureInputs,
 ) {
     #[unroll]
-    for t in 0..TOGETHER {
-        let row = (start + t).min(end - 1);
-        let after = inverse_rms_of_chunks(of_rows.offset((row - first_row) * chunk_slots(WIDTH)), WIDTH);
+    for t in 0u32..T.NORMED_ROWS {
+        let row = (start + t).min(rows.end - 1);
+        let factor = inverse_rms_of_row(row_squares, row - rows.first);
         #[unroll]
-        for p in 0..PIECES {
-            let place = thread_idx() + p * WARPS * 32;
-            let inside = is_place(place, WIDTH / 4) && start + t < end;
-            let at = row * WIDTH + place * 4;
-            if leaves_residual && inside {
-                store(residual, at, held[t * PIECES + p]);
+        for p in 0u32..T.PIECES {
+            let place = thread_idx() + p * T.WARPS * 32;
+            let inside = is_place(place, S.WIDTH / 4) && start + t < rows.end;
+            let at = row * S.WIDTH + place * 4;
+            if roles.residual && inside {
+                store(out.residual, at, held[t * T.PIECES + p]);
             }
-            if leaves_dense {
-                let four = weighted(held[t * PIECES + p], dense_norms[p], after);
-                leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
+            if roles.dense {
+                write4(weighted(held[t * T.PIECES + p], dense_norms[p], factor), at, inside, out.dense);
             }
-            if leaves_expert {
-                let four = weighted(held[t * PIECES + p], expert_norms[p], after);
-                leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+            if roles.expert {
+                write4(weighted(held[t * T.PIECES + p], expert_norms[p], factor), at, inside, out.expert);
             }
         }
+    }
+}
+
+/// Stores the rows in registers for the same thread.
+#[device]
+pub fn keep_rows_of_thread<const T: RouterTile>(held: &Regs<F32x4>, kept_rows: Shared<f32>) {
+    #[unroll]
+    for of in 0u32..T.NORMED_ROWS * T.PIECES {
+        store(kept_rows, (of * T.WARPS * 32 + thread_idx()) * 4, held[of]);
+    }
+}
+
+/// Loads what [`keep_rows_of_thread`] stored.
+#[device]
+pub fn load_kept_rows<const T: RouterTile>(kept: &mut Regs<F32x4>, kept_rows: Shared<f32>) {
+    #[unroll]
+    for of in 0u32..T.NORMED_ROWS * T.PIECES {
+        kept[of] = load::<F32x4>(kept_rows, (of * T.WARPS * 32 + thread_idx()) * 4);
     }
 }

@@ -1,15 +1,17 @@
-//! Rows sorted by expert, for the products of many rows: each expert's weights are read once for all rows that chose it.
+//! Rows sorted by expert, for the products of many rows: each expert's weights are read once for all rows that chose
+//! it.
 //!
-//! A row and one of its choices are a pair; pairs lie `[rows][top]`. Sorted they are an `order`: pair after pair, expert by
-//! expert, those of an expert as they come. It is cut into `groups` of at most so many pairs of one expert, a tile's height,
-//! and a product makes a tile for each group. Counting is in whole numbers, so the order does not depend on who came first;
-//! and what a product makes of a row does not depend on its neighbours in a tile.
+//! A row and one of its choices are a pair; pairs are stored as `[rows][top]`. Sorted they are an `order`: pair after
+//! pair, expert by expert, those of an expert as they come. It is cut into `groups` of at most so many pairs of one
+//! expert, a tile's height, and a product makes a tile for each group. Counting is in whole numbers, so the order does
+//! not depend on timing; and what a product makes of a row does not depend on its neighbours in a tile.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-/// Sorts the pairs of all rows. Block e lists those of expert e, for which it counts all of them: `order` gets pairs, `groups`
-/// first how many groups there are, then each as (its first place in `order`, the place behind its last, its expert, 0).
+/// Sorts the pairs of all rows. Block e lists those of expert e, for which it counts all of them: `order` gets pairs,
+/// `groups` first how many groups there are, then each as (its first place in `order`, the place behind its last, its
+/// expert, 0).
 #[kernel(block = THREADS, dependent)]
 pub fn group_pairs<const EXPERTS: u32, const HEIGHT: u32, const THREADS: u32>(
     ids: Input<u32>,

@@ -1,13 +1,16 @@
-//! Mixture of experts: the router, and for one row the products of the experts it chose, over repacked weights of any type.
+//! Mixture of experts: the router, and for one row the products of the experts it chose, over repacked weights of any
+//! type.
 //!
-//! The experts' matrices lie one behind the other as one tall matrix, so expert e's rows start at `e * rows`. Which experts
-//! a row goes to is known on the device alone, when the router has ended. Gate and up follow it, so that they cannot fetch those weights ahead: they have
-//! many on their way at once, and fetch the weights of the dense half ahead, which they take along. Down reads the choice while gate and up run, and fetches all of its weights ahead.
+//! The experts' matrices are one tall matrix: expert e's rows start at `e * rows`. Which experts a row goes to is known
+//! on the device alone, when the router has ended. Gate and up follow it, so they cannot prefetch those weights: they
+//! have many loads in flight at once, and prefetch the weights of the dense half, which comes along. Down reads the
+//! choice while gate and up run, and prefetches all of its weights.
 //!
-//! A mixture is three launches: [`router`] ends attention's part, norms the residual for both halves and chooses; [`gate_up`]
-//! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of
-//! the matrix-vector product. For several rows these kernels are right, but read an expert once for each row that chose it:
-//! decoded rows are [`gathered`], with the same bits. In prefill [`group`] sorts rows by expert, and the products are those of prefill.
+//! A mixture is three launches: [`router`] ends attention's part, norms the residual for both halves and chooses;
+//! [`gate_up`] gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats
+//! are those of the matrix-vector product. For several rows these kernels are right, but read an expert once for each
+//! row that chose it: decoded rows are [`gathered`], with the same bits. In prefill [`group`] sorts rows by expert, and
+//! the products are those of prefill.
 
 pub mod choose;
 pub mod down;
@@ -15,7 +18,9 @@ pub mod entry;
 pub mod gate_up;
 pub mod gathered;
 pub mod group;
+pub mod logits;
 pub mod router;
+pub mod routing;
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
@@ -23,7 +28,49 @@ use gemma4c_dsl::prelude::*;
 use crate::kernels::matvec::formats::Format;
 use crate::kernels::quantise::quantise8;
 
-/// Activations of the first products, as an earlier kernel left them.
+/// A mixture's experts, and the dense half that comes along.
+#[config]
+pub struct ExpertShape {
+    /// Values of a row of an expert's matrix.
+    pub K: u32,
+    /// Experts that a row goes to.
+    pub TOP: u32,
+    /// Hidden values of the dense half; 0 where none comes along.
+    pub DENSE: u32,
+}
+
+/// How weights are stored: units of UNIT values, with 16 bytes of codes each; of INTEGER formats the activations are
+/// int8.
+#[config]
+pub struct UnitFormat {
+    pub UNIT: u32,
+    pub INTEGER: bool,
+}
+
+impl UnitFormat {
+    fn of(format: Format) -> Self {
+        Self { UNIT: format.unit, INTEGER: format.integer }
+    }
+}
+
+/// The codes of a mixture's weights: all experts one after the other, and the dense half.
+#[view]
+pub struct MixtureCodes {
+    pub experts: Weights<U32x4>,
+    pub dense: Weights<U32x4>,
+}
+
+/// The experts that each row goes to.
+#[view]
+pub struct ExpertChoice {
+    pub ids: Input<u32>,
+    /// How much a row takes of what each of its experts makes.
+    pub shares: Input<f32>,
+    /// What multiplies all results of an expert, by its number.
+    pub scales: Weights<f32>,
+}
+
+/// Activations of the first products, as an earlier kernel wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
     /// Integer formats quantise them on arrival.
@@ -71,7 +118,8 @@ pub fn nothing_arrives(piece: u32) -> U32x4 {
     U32x4::ZERO
 }
 
-/// How tasks, one for a warp at a time, are spread over a GPU: one block for each SM, because every block reads all activations.
+/// How tasks, one for a warp at a time, are spread over a GPU: one block for each SM, because every block reads all
+/// activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Spread {
     warps: u32,
@@ -79,11 +127,11 @@ struct Spread {
     multiprocessors: u32,
 }
 
-/// Warps of a block: for few tasks, so that one each is enough; for many, of which the one that leaves the fewest idle is
-/// taken.
+/// Warps of a block: for few tasks, so that one each is enough; for many, of which the one that leaves the fewest idle
+/// is taken.
 const FEW_WARPS: [u32; 2] = [8, 24];
 const MANY_WARPS: [u32; 3] = [20, 16, 12];
-/// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
+/// Registers of an SM, those of a lane that are not for units in flight, and the most that are.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
 
 impl Spread {
@@ -104,7 +152,7 @@ impl Spread {
     }
 }
 
-/// Units of each of a lane's rows that are on their way: as many as registers hold, and no more than a row has.
+/// Units of each of a lane's rows that are in flight: as many as registers hold, and no more than a row has.
 fn depth(format: Format, rows: u32, units: u32, spread: Spread) -> u32 {
     let registers = (REGISTERS.0 / (spread.warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
     (registers / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32).max(1))

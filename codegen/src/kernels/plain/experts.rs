@@ -1,6 +1,6 @@
 //! The mixture of experts in single steps: the choice, the products of the chosen experts, and their weighted sum.
 //!
-//! A row and one of its choices are a pair; pairs lie `[rows][top]`.
+//! A row and one of its choices are a pair; pairs are ordered `[rows][top]`.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -9,8 +9,8 @@ use gemma4c_dsl::{Instance, InstanceError};
 use crate::kernels::moe::choose::choose;
 use crate::kernels::values::value;
 
-/// The TOP largest of each row's logits, of equal ones the lower expert, and the softmax over these. A warp takes a row.
-/// `logits` are only read.
+/// The TOP largest of each row's logits, of equal ones the lower expert, and the softmax over these. A warp takes a
+/// row. `logits` are only read.
 #[kernel(block = 32, dependent)]
 pub fn top_k_softmax<const EXPERTS: u32, const TOP: u32>(logits: InOut<f32>, ids: Output<u32>, weights: Output<f32>) {
     require!(TOP <= 32 && TOP <= EXPERTS);
@@ -19,18 +19,24 @@ pub fn top_k_softmax<const EXPERTS: u32, const TOP: u32>(logits: InOut<f32>, ids
     choose(block_idx(), logits, ids, weights);
 }
 
-/// `out[pair] = W[ids[pair]] · x`, W's rows `first..first + outputs` of the `height` that each expert has. `pairs_a_row` pairs
-/// have the same row of `x`: `top` of them, or 1. A warp takes an output of a pair.
+/// Which rows of each expert's matrix are multiplied: `first..first + outputs` of its `height`, `k` values each.
+#[view]
+pub struct ExpertRows {
+    k: u32,
+    height: u32,
+    first: u32,
+    outputs: u32,
+}
+
+/// `out[pair] = W[ids[pair]] · x`, of some rows of W. `pairs_a_row` pairs have the same row of `x`: `top` of them, or
+/// 1. A warp takes an output of a pair.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
 pub fn expert_product(
     x: Input<f32>,
     ids: Input<u32>,
     state: Input<u32>,
     out: Output<f32>,
-    k: u32,
-    height: u32,
-    first: u32,
-    outputs: u32,
+    matrix: ExpertRows,
     top: u32,
     pairs_a_row: u32,
 ) {
@@ -38,20 +44,21 @@ pub fn expert_product(
     grid_dependency_wait();
     let output = block_idx() * 8 + warp_id();
     let pair = block_idx_y();
-    if output < outputs && pair < state[1u32] * top {
-        let start = (ids[pair] as u64 * height as u64 + (first + output) as u64) * k as u64;
+    if output < matrix.outputs && pair < state[1u32] * top {
+        let start = (ids[pair] as u64 * matrix.height as u64 + (matrix.first + output) as u64) * matrix.k as u64;
         let mut sum = 0.0f32;
-        for i in (lane_id()..k).by(32) {
-            sum = value(start + i as u64).mul_add(x[pair / pairs_a_row * k + i], sum);
+        for i in (lane_id()..matrix.k).by(32) {
+            sum = value(start + i as u64).mul_add(x[pair / pairs_a_row * matrix.k + i], sum);
         }
         let sum = warp_sum(sum);
         if lane_id() == 0 {
-            out[pair * outputs + output] = sum;
+            out[pair * matrix.outputs + output] = sum;
         }
     }
 }
 
-/// `out[row] = Σ weights[j] * expert_scale[ids[j]] * x[j]` over the row's `top` choices j; the scale only where it is SCALED.
+/// `out[row] = Σ weights[j] * expert_scale[ids[j]] * x[j]` over the row's `top` choices j; the scale only where it is
+/// SCALED.
 #[kernel(block = 256, dependent)]
 pub fn expert_sum<const SCALED: bool>(
     x: Input<f32>,

@@ -1,8 +1,8 @@
-//! Element-wise operations, one or a chain of them, over rows: sums, products, scales, GELU, softcap; and the copy of a range
-//! of columns, which is the empty chain.
+//! Element-wise operations, one or a chain of them, over rows: sums, products, scales, GELU, softcap; and the copy of a
+//! range of columns, which is the empty chain.
 //!
-//! The functions are those that end a product (`matvec::slots`); here are the ones that only many rows need. To all of them a
-//! value's place is that in the output, counted over all rows.
+//! The functions are those that end a product (`matvec::slots`); here are the ones that only many rows need. To all of
+//! them a value's place is that in the output, counted over all rows.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};

@@ -1,4 +1,4 @@
-//! The matrix product in f32, weights as they lie in the file.
+//! The matrix product in f32, weights in their GGUF layout.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -6,8 +6,8 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use crate::kernels::values::value;
 
-/// `out[row] = W · x[row]`: a warp takes an output, its lanes every 32nd value of a row. The order of the sum depends on `k`
-/// alone.
+/// `out[row] = W · x[row]`: a warp takes an output, its lanes every 32nd value of a row. The order of the sum depends
+/// on `k` alone.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
 pub fn matmul_exact(x: Input<f32>, out: Output<f32>, k: u32, outputs: u32) {
     grid_launch_dependents();

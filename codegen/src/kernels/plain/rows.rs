@@ -6,10 +6,11 @@ use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::address::{page_start, record_of, row_of_page, row_of_record};
 use crate::kernels::attention::narrow::{head_len, narrow_slot, store_word, word_of};
+use crate::kernels::attention::view::KvViewMut;
 use crate::kernels::kv_element;
 
-/// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and its
-/// number among the rows of `x`.
+/// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and
+/// its number among the rows of `x`.
 #[kernel(block = 256, dependent)]
 pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) {
     grid_launch_dependents();
@@ -20,23 +21,16 @@ pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) 
     }
 }
 
-/// Keys and values of rows, `width` values each in heads of `dim`, to their places in the caches: position p in row `p % capacity` of
-/// its page; with a capacity of 0 they are a stage.
+/// Keys and values of rows, `width` values each in heads of `dim`, to their places in the caches.
 #[kernel(block = 256, dependent, slots(narrow(bits: u32) -> u32))]
 pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     k: Input<f32>,
     v: Input<f32>,
     state: Input<u32>,
-    pages: Weights<u32>,
-    k_cache: InOut<KV>,
-    v_cache: InOut<KV>,
+    record_stride: u32,
     width: u32,
     dim: u32,
-    capacity: u32,
-    window: u32,
-    record_stride: u32,
-    max_pages: u32,
-    page_stride: u32,
+    kv: KvViewMut<KV>,
 ) {
     grid_launch_dependents();
     grid_dependency_wait();
@@ -46,10 +40,10 @@ pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     let of_record = row_of_record(record, row, record_stride);
     if of_record < record.y && i < width {
         let position = record.x + of_record;
-        let page = page_start(pages, record.w, position, window, max_pages, page_stride);
-        let to_row = row_of_page(position, row, capacity);
-        let mut k_page = k_cache.offset(page);
-        let mut v_page = v_cache.offset(page);
+        let page = page_start(kv.pages, record.w, position, kv.window, kv.max_pages, kv.page_stride);
+        let to_row = row_of_page(position, row, kv.capacity);
+        let mut k_page = kv.k.offset(page);
+        let mut v_page = kv.v.offset(page);
         if NARROW {
             // Whole warps have a group of 32 values of a head.
             let head = (to_row * (width / dim) + i / dim) * head_len(dim);

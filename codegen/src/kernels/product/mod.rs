@@ -242,47 +242,6 @@ pub fn product<
     }
 }
 
-/// The same, plainly: a thread takes a value of the result. Block `[b, row]` takes 64 of a row.
-#[kernel(block = 64, slots(
-    side(unit: u32, more: u32) -> U32x4,
-    decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
-    epilogue(value: f32, at: u32) -> f32
-))]
-pub fn product_plain<const UNIT: u32, O: Float>(
-    codes: Weights<U32x4>,
-    x: Input<BF16>,
-    state: Input<u32>,
-    out: Output<O>,
-    outputs: u32,
-    k: u32,
-) {
-    let column = block_idx() * 64 + thread_idx();
-    let row = block_idx_y();
-    if column < outputs && row < state[1u32] {
-        let mut sum = 0.0f32;
-        for i in 0..k / UNIT {
-            let unit = column * (k / UNIT) + i;
-            for at in (0..UNIT).by(8) {
-                let eight = decode(codes[unit], side(unit, 0), unit, at / 8);
-                for j in 0..UNIT.min(8) {
-                    let pair = if j < 2 {
-                        eight.x
-                    } else if j < 4 {
-                        eight.y
-                    } else if j < 6 {
-                        eight.z
-                    } else {
-                        eight.w
-                    };
-                    let weight = if j % 2 == 0 { bf16_lo(pair) } else { bf16_hi(pair) };
-                    sum = x[row * k + i * UNIT + at + j].to_f32().mul_add(weight, sum);
-                }
-            }
-        }
-        out[row * outputs + column] = O::from_f32(epilogue(sum, row * outputs + column));
-    }
-}
-
 /// A block's part of the result, and its warps. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
@@ -365,19 +324,6 @@ impl Product {
             WARPS_ACROSS: tile.warps_across,
             THREADS: tile.threads(),
             PAIRS: self.pairs,
-            O: self.out,
-            side: format.side,
-            decode: vec![decode::decode(self.dtype)],
-            epilogue: self.epilogue.clone(),
-        }
-        .build()
-    }
-
-    /// The plain kernel, launched on `[outputs.div_ceil(64), rows]`.
-    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
-        let format = format(self.dtype);
-        product_plain::Chosen {
-            UNIT: format.unit,
             O: self.out,
             side: format.side,
             decode: vec![decode::decode(self.dtype)],

@@ -149,7 +149,7 @@ impl Source {
 
     /// Clocks of a step of so many blocks of an SM, about. Over bf16 weights the most of what tensor cores, shared memory and L2 need: each warpgroup reads all weights
     /// of the tile, and both operands are written once. An SM multiplies 2048 pairs a clock, reads or writes 128 bytes of its shared memory, and gets some
-    /// 48 bytes from L2. Over planes lines through what was measured (BENCHMARKS.md): decoding takes as long whatever the rows.
+    /// 48 bytes from L2. Over planes lines through what was measured (docs/ledger.md): decoding takes as long whatever the rows.
     fn step_clocks(&self, tile: WgmmaTile, blocks: u32) -> u32 {
         let warpgroups = self.warpgroups(tile);
         match self {
@@ -167,7 +167,7 @@ impl Source {
                 let products = tile.rows * tile.columns * STEP / 2048;
                 let read = warpgroups * (64 + tile.columns) * STEP * 2;
                 let clocks = products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48);
-                // Whoever does not copy multiplies faster, by what was measured (BENCHMARKS.md).
+                // Whoever does not copy multiplies faster, by what was measured (docs/ledger.md).
                 if tile.bulk { clocks * 10 / 11 } else { clocks }
             }
         }
@@ -247,7 +247,7 @@ impl WgmmaProduct {
     }
 
     /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product. Where one of that height is fed, it was
-    /// faster than all others (BENCHMARKS.md).
+    /// faster than all others (docs/ledger.md).
     pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
         let is_fed = self.source.fed_tiles().iter().any(|tile| tile.rows == height);
         let fits =
@@ -285,7 +285,7 @@ impl WgmmaProduct {
     }
 
     /// Microseconds that a product of rows takes, about, so that it compares with a launch that does something else. The clocks over bf16 weights are the least that there can be, and
-    /// those of small tiles that decode do not know how their blocks share an SM: whole prompts reach so much of them (BENCHMARKS.md).
+    /// those of small tiles that decode do not know how their blocks share an SM: whole prompts reach so much of them (docs/ledger.md).
     pub fn microseconds(&self, tile: WgmmaTile, rows: u32, outputs: u32, k: u32, target: &Target) -> f64 {
         let reached = match self.source {
             Source::Copy => 0.6,

@@ -8,7 +8,8 @@
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, dot_fine, fetch, part_at, second_part_at};
-use crate::kernels::matvec::{first_unit, is_exact, lanes_sum, step_units, stretch_units, unit_of};
+use crate::kernels::matvec::steps::{step_units, stretch_units};
+use crate::kernels::matvec::{first_unit, is_exact, lanes_sum, unit_of};
 
 /// Copies TILE rows of activations to shared memory: words of codes or floats, 16 bytes of them a part, and of integers the scales. All rows are on
 /// their way at once. A row that is not there is the last one: its results are dropped.

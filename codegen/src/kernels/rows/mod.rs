@@ -10,6 +10,7 @@ pub mod cores;
 pub mod formats;
 pub mod mma;
 pub mod prepare;
+mod product;
 pub mod rounded;
 pub mod shape;
 pub mod stages;
@@ -25,37 +26,12 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
 
 use crate::kernels::matvec::formats::{format, side_arguments};
-use crate::kernels::matvec::shape::LaunchShape;
-use crate::kernels::matvec::{self, Prologue, slots};
+use crate::kernels::matvec::{LaunchShape, slots};
 use crate::kernels::planes::planes;
 use crate::target::Target;
 use formats::TensorFormat;
+pub use product::{Product, SumOrder};
 pub use shape::Shape;
-
-/// In which order the kernel of one row adds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SumOrder {
-    /// As [`matvec`](crate::kernels::matvec::matvec) does.
-    Matvec,
-    /// As the dense half of a mixture's gate and up: 32 lanes, however short the row.
-    GateUp,
-    /// As the dense half of its down product: 32 lanes, and a unit's product is rounded before it is added.
-    Down,
-}
-
-/// A product of several rows: everything that decides its instances.
-#[derive(Clone, Debug)]
-pub struct Product {
-    /// The product as one row has it, on the same GPU: its lanes decide the bits. Whether it leaves int8 counts for that alone:
-    /// several rows have [`Product::leaves_panels`].
-    pub one: matvec::Product,
-    pub rows: u32,
-    pub order: SumOrder,
-    /// Int8 activations that arrive lie in panels of eight rows, as a product before has left them.
-    pub arrives_in_panels: bool,
-    /// Joined results are left as int8, in panels of eight rows, for the next product.
-    pub leaves_panels: bool,
-}
 
 /// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
 #[derive(Clone, Copy, Debug)]
@@ -107,49 +83,11 @@ pub enum RowsError {
 }
 
 impl Product {
-    /// A product whose neighbours do not leave it panels, nor want them.
-    pub fn new(one: matvec::Product, rows: u32, order: SumOrder) -> Product {
-        Product { one, rows, order, arrives_in_panels: false, leaves_panels: false }
-    }
-
     fn check(&self) -> Result<(), RowsError> {
         match (self.rows, self.one.k) {
             (0, _) => Err(RowsError::NoRows),
             (rows, k) if !k.is_multiple_of(32) => Err(RowsError::Width { rows, k }),
             _ => Ok(()),
-        }
-    }
-
-    /// Two lanes share a block of 32 values and add their dots as integers: the products of a mixture do not.
-    pub fn is_joined(&self) -> bool {
-        self.one.is_joined() && self.order == SumOrder::Matvec
-    }
-
-    fn is_integer(&self) -> bool {
-        format(self.one.dtype).integer
-    }
-
-    /// Unbounded activations that are quantised have second and third digits.
-    pub fn is_fine(&self) -> bool {
-        self.one.unbounded && self.is_integer() && self.one.prologue != Prologue::Int8
-    }
-
-    /// Whether results are multiplied by a norm's factor.
-    pub fn is_normed(&self) -> bool {
-        matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
-    }
-
-    /// Whether int8 activations lie in panels of eight rows, for a kernel of tensor cores.
-    pub fn takes_panels(&self) -> bool {
-        self.arrives_in_panels || self.is_prepared()
-    }
-
-    /// Whether a kernel makes the activations: else the product reads them as they arrive.
-    pub fn is_prepared(&self) -> bool {
-        match self.one.prologue {
-            Prologue::Int8 => false,
-            Prologue::Plain => self.is_integer(),
-            _ => true,
         }
     }
 
@@ -162,17 +100,20 @@ impl Product {
         if !self.is_prepared() {
             return Ok(None);
         }
-        let instance = prepare::prepare_rows::Chosen {
+        let prologue = prepare::RowPrologue {
             K: self.one.k,
-            INTEGER: self.is_integer(),
             WARPS: one.warps,
             PIECES: self.one.pieces(one),
             RESIDUAL: residual,
             BRANCHED: branches,
             NORMED: normed,
-            FINE: self.is_fine(),
-            PANELS: shape.takes_panels(),
             EPSILON: self.one.epsilon,
+        };
+        let form =
+            prepare::PreparedForm { INTEGER: self.is_integer(), FINE: self.is_fine(), PANELS: shape.takes_panels() };
+        let instance = prepare::prepare_rows::Chosen {
+            R: prologue,
+            F: form,
             input: slots::four_of::DEF,
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
             branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },

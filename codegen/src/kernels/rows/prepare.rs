@@ -1,10 +1,13 @@
 //! The activations of several rows, as the products of several rows read them.
 //!
-//! A product of one row norms and quantises its activations in every block. For several rows that is a kernel of its own: a block
-//! takes a row and does what a block of [`matvec`](crate::kernels::matvec::matvec) does before its first unit, with the same warps, the same
-//! pieces a thread and the same functions, so a row has the same bits as alone. Codes lie as any earlier kernel leaves int8, row by row; or, for tensor
-//! cores, in PANELS of eight rows: 16 bytes of each, then the next 16 of each, and their scales and sums likewise; the last panel is filled up with zeros.
-//! A norm's factor is not in them: the products multiply their results by it.
+//! A product of one row norms and quantises its activations in every block. For several rows that is a kernel of its
+//! own: a block takes a row and does what a block of [`matvec`](crate::kernels::matvec::matvec) does before it
+//! multiplies, with the same warps, the same fours a thread and the same functions, so a row has the same bits as
+//! alone.
+//!
+//! Codes are stored as any earlier kernel stores int8, row by row; or, for tensor cores, in PANELS of eight rows: 16
+//! bytes of each, then the next 16 of each, and their scales and sums likewise. The last panel is padded with zeros. A
+//! norm's factor is not applied: the products multiply their results by it.
 
 use gemma4c_dsl::prelude::*;
 
@@ -12,135 +15,175 @@ use crate::kernels::matvec::parts::{chunk_slots, inverse_rms_of_chunks};
 use crate::kernels::matvec::prologue::{copy_norms, load_update, take_update, weigh};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 
-/// A row of activations a block: INTEGER codes with their scales and sums, else f32 `values`. With FINE a row's second digits, then its third ones
-/// lie in `fine`; they are zero in groups that have none. Every row is computed, in use or not: rows are independent.
-#[kernel(block = WARPS * 32, dependent, dynamic_shared, slots(
+/// A row of K values, of which each thread of WARPS warps holds PIECES fours, and what is done to it: the RESIDUAL
+/// takes a layer's part, BRANCHED is the sum of two normed ones, and a norm follows.
+#[config]
+pub struct RowPrologue {
+    pub K: u32,
+    pub WARPS: u32,
+    pub PIECES: u32,
+    pub RESIDUAL: bool,
+    pub BRANCHED: bool,
+    pub NORMED: bool,
+    pub EPSILON: f32,
+}
+
+/// How activations are stored: INTEGER codes with scales and sums, else f32; with FINE codes for the digits behind
+/// them; in PANELS.
+#[config]
+pub struct PreparedForm {
+    pub INTEGER: bool,
+    pub FINE: bool,
+    pub PANELS: bool,
+}
+
+/// The weights of the norms: of a layer's part, of a mixture's other half, of their sum, and of the residual.
+#[view]
+pub struct PrologueNorms {
+    update: Weights<f32>,
+    branch: Weights<f32>,
+    post: Weights<f32>,
+    next: Weights<f32>,
+}
+
+/// Elements from a row to the next one, of each input.
+#[view]
+pub struct PrologueStrides {
+    input: u32,
+    update: u32,
+    branch: u32,
+}
+
+/// Prepared rows: codes with a scale and a sum for each 32, or `values`. A row's second digits, then its third ones,
+/// are in `fine`: zeros in groups that have none. `factor`: the norm's, one a row.
+#[view]
+pub struct PreparedOut {
+    codes: Output<u32>,
+    scales: Output<f32>,
+    sums: Output<i32>,
+    fine: Output<u32>,
+    fine_sums: Output<i32>,
+    values: Output<f32>,
+    factor: Output<f32>,
+}
+
+/// Writes the four values at `place` of a row, if there is such a place. A collective of the warp.
+#[device]
+pub fn write_prepared<const K: u32, const F: PreparedForm>(four: F32x4, row: u32, place: u32, out: PreparedOut) {
+    let places = K / 4;
+    if F.INTEGER {
+        let codes = if F.FINE { quantise4_unbounded(four) } else { quantise4(four) };
+        let mut digits = U32x4::ZERO;
+        if F.FINE && warp_any(f32::from_bits(codes.y) < 0.0) {
+            digits = fine_codes(four, codes.x, f32::from_bits(codes.w));
+        }
+        let has_digits = f32::from_bits(codes.y) < 0.0;
+        if place < places {
+            let vector = (row / 8 * (K / 16) + place / 4) * 8 + row % 8;
+            out.codes[if F.PANELS { vector * 4 + place % 4 } else { row * places + place }] = codes.x;
+            if F.FINE {
+                out.fine[row * 2 * places + place] = if has_digits { digits.x } else { 0 };
+                out.fine[(row * 2 + 1) * places + place] = if has_digits { digits.y } else { 0 };
+            }
+            if place % 8 == 0 {
+                let group = (row / 8 * (K / 32) + place / 8) * 8 + row % 8;
+                let at = if F.PANELS { group } else { row * (K / 32) + place / 8 };
+                out.scales[at] = f32::from_bits(codes.y);
+                out.sums[at] = codes.z as i32;
+                if F.FINE {
+                    out.fine_sums[row * (K / 32) + place / 8] = if has_digits { digits.z as i32 } else { 0 };
+                }
+            }
+        }
+    } else if place < places {
+        store(out.values, row * K + place * 4, four);
+    }
+}
+
+/// Fills the panel of the last `row` with rows of zeros.
+#[device]
+pub fn pad_panel<const K: u32, const WARPS: u32>(row: u32, out: PreparedOut) {
+    for pad in row + 1..(row / 8 + 1) * 8 {
+        for place in (thread_idx()..K / 4).by(WARPS * 32) {
+            out.codes[((row / 8 * (K / 16) + place / 4) * 8 + pad % 8) * 4 + place % 4] = 0;
+        }
+        for group in (thread_idx()..K / 32).by(WARPS * 32) {
+            let at = (row / 8 * (K / 32) + group) * 8 + pad % 8;
+            out.scales[at] = 0.0;
+            out.sums[at] = 0;
+        }
+    }
+}
+
+/// A row of activations a block. Every row is computed, in use or not: rows are independent.
+#[kernel(block = R.WARPS * 32, dependent, dynamic_shared, slots(
     input(at: u32) -> F32x4,
     update(at: u32) -> F32x4,
     branch(at: u32) -> F32x4,
     scale(value: f32) -> f32,
     residual(value: F32x4, at: u32) -> F32x4
 ))]
-pub fn prepare_rows<
-    const K: u32,
-    const INTEGER: bool,
-    const WARPS: u32,
-    const PIECES: u32,
-    const RESIDUAL: bool,
-    const BRANCHED: bool,
-    const NORMED: bool,
-    const FINE: bool,
-    const PANELS: bool,
-    const EPSILON: f32,
->(
-    update_norm: Weights<f32>,
-    branch_norm: Weights<f32>,
-    post_norm: Weights<f32>,
-    next_norm: Weights<f32>,
-    xq: Output<u32>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-    fine: Output<u32>,
-    fine_sums: Output<i32>,
-    values: Output<f32>,
-    factor: Output<f32>,
-    input_stride: u32,
-    update_stride: u32,
-    branch_stride: u32,
+pub fn prepare_rows<const R: RowPrologue, const F: PreparedForm>(
+    norms: PrologueNorms,
+    out: PreparedOut,
+    strides: PrologueStrides,
 ) {
-    require!(K % 32 == 0);
-    require!(!BRANCHED || RESIDUAL);
-    require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
-    require!(!FINE || INTEGER && !PANELS);
-    let posts = shared::<f32>(if BRANCHED {
-        3 * K
-    } else if RESIDUAL {
-        K
+    require!(R.K % 32 == 0);
+    require!(!R.BRANCHED || R.RESIDUAL);
+    require!(!(R.RESIDUAL || R.NORMED) || R.K <= R.PIECES * R.WARPS * 128);
+    require!(!F.FINE || F.INTEGER && !F.PANELS);
+    let posts = shared::<f32>(if R.BRANCHED {
+        3 * R.K
+    } else if R.RESIDUAL {
+        R.K
     } else {
         4
     });
-    let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    let of_branches = shared::<f32>(if BRANCHED { 2 * chunk_slots(K) } else { 4 });
-    let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
-    let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
+    let nexts = shared::<f32>(if R.NORMED { R.K } else { 4 });
+    let of_branches = shared::<f32>(if R.BRANCHED { 2 * chunk_slots(R.K) } else { 4 });
+    let of_updates = shared::<f32>(if R.RESIDUAL { chunk_slots(R.K) } else { 4 });
+    let of_residual = shared::<f32>(if R.NORMED { chunk_slots(R.K) } else { 4 });
     let row = block_idx();
-    let threads = WARPS * 32;
-    let places = K / 4;
+    let threads = R.WARPS * 32;
+    let places = R.K / 4;
 
-    copy_norms(posts, nexts, update_norm, branch_norm, post_norm, next_norm);
+    copy_norms(posts, nexts, norms.update, norms.branch, norms.post, norms.next);
     let by = scale(1.0);
     grid_launch_dependents();
     grid_dependency_wait();
     // Whole warps, because to quantise is a collective: the lanes past the end have zeros, which are not kept.
-    for start in (0..places).by(PIECES * threads) {
-        let mut held = regs(F32x4::ZERO, PIECES);
+    for start in (0u32..places).by(R.PIECES * threads) {
+        let mut held = regs(F32x4::ZERO, R.PIECES);
         #[unroll]
-        for p in 0..PIECES {
+        for p in 0u32..R.PIECES {
             let place = start + thread_idx() + p * threads;
-            if places % (PIECES * threads) == 0 || place < places {
-                held[p] = input(row * input_stride + place * 4);
+            if places % (R.PIECES * threads) == 0 || place < places {
+                held[p] = input(row * strides.input + place * 4);
             }
         }
-        if RESIDUAL {
-            let mut updates = regs(F32x4::ZERO, PIECES);
-            let from = row * update_stride;
-            let other = row * branch_stride;
+        if R.RESIDUAL {
+            let mut updates = regs(F32x4::ZERO, R.PIECES);
+            let from = row * strides.update;
+            let other = row * strides.branch;
             let factor = load_update(update, branch, &mut updates, from, other, posts, of_branches, of_updates);
-            take_update(residual, &mut held, &updates, factor, by, row * K, true, posts);
+            take_update(residual, &mut held, &updates, factor, by, row * R.K, true, posts);
         }
-        if NORMED {
+        if R.NORMED {
             weigh(&mut held, nexts, of_residual);
         }
         #[unroll]
-        for p in 0..PIECES {
-            let place = start + thread_idx() + p * threads;
-            if INTEGER {
-                let four = if FINE { quantise4_unbounded(held[p]) } else { quantise4(held[p]) };
-                let mut digits = U32x4::ZERO;
-                if FINE && warp_any(f32::from_bits(four.y) < 0.0) {
-                    digits = fine_codes(held[p], four.x, f32::from_bits(four.w));
-                }
-                let has_digits = f32::from_bits(four.y) < 0.0;
-                if place < places {
-                    let part = (row / 8 * (K / 16) + place / 4) * 8 + row % 8;
-                    xq[if PANELS { part * 4 + place % 4 } else { row * places + place }] = four.x;
-                    if FINE {
-                        fine[row * 2 * places + place] = if has_digits { digits.x } else { 0 };
-                        fine[(row * 2 + 1) * places + place] = if has_digits { digits.y } else { 0 };
-                    }
-                    if place % 8 == 0 {
-                        let group = (row / 8 * (K / 32) + place / 8) * 8 + row % 8;
-                        let at = if PANELS { group } else { row * (K / 32) + place / 8 };
-                        xscale[at] = f32::from_bits(four.y);
-                        xsum[at] = four.z as i32;
-                        if FINE {
-                            fine_sums[row * (K / 32) + place / 8] = if has_digits { digits.z as i32 } else { 0 };
-                        }
-                    }
-                }
-            } else if place < places {
-                store(values, row * K + place * 4, held[p]);
-            }
+        for p in 0u32..R.PIECES {
+            write_prepared(held[p], row, start + thread_idx() + p * threads, out);
         }
     }
-    if PANELS && row + 1 == grid_dim() {
-        // The last panel is whole: rows that are not there are zeros.
-        for pad in row + 1..(row / 8 + 1) * 8 {
-            for place in (thread_idx()..places).by(threads) {
-                xq[((row / 8 * (K / 16) + place / 4) * 8 + pad % 8) * 4 + place % 4] = 0;
-            }
-            for group in (thread_idx()..K / 32).by(threads) {
-                let at = (row / 8 * (K / 32) + group) * 8 + pad % 8;
-                xscale[at] = 0.0;
-                xsum[at] = 0;
-            }
-        }
+    if F.PANELS && row + 1 == grid_dim() {
+        pad_panel(row, out);
     }
-    if NORMED {
+    if R.NORMED {
         barrier();
-        let after = inverse_rms_of_chunks(of_residual, K);
+        let after = inverse_rms_of_chunks(of_residual, R.K);
         if thread_idx() == 0 {
-            factor[row] = after;
+            out.factor[row] = after;
         }
     }
 }

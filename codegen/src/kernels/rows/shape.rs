@@ -3,8 +3,8 @@
 //! A rule, by what the kernels move and compute ([`Cycles`]).
 
 use super::formats::TensorFormat;
+use super::product::{Product, SumOrder};
 use super::tiling::Tiles;
-use super::{Product, SumOrder};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::lanes;
 use crate::target::Target;

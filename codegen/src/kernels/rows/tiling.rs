@@ -1,8 +1,8 @@
 //! How a product by [tiles](super::tiles) is spread over a GPU: a rule, by what the kernel moves and computes ([`Cycles`]). The order of sums is that of any shape, so nothing here changes a bit of
 //! any result.
 
-use super::Product;
 use super::formats::TensorFormat;
+use super::product::Product;
 use crate::target::Target;
 
 /// Stretches of a row of weights, each summed by itself.

@@ -1,8 +1,9 @@
-//! What only a tower's patches need: their places in a grid, attention of all to all, and the way of soft tokens into a prompt. Plainly, in f32;
-//! [`flash`] is attention on tensor cores, [`heads`] and [`warpgroups`] by warpgroups, [`clipped`] joins what lies between clipped products, and [`sound`] is what frames need.
+//! What only a tower's patches need: their places in a grid, attention of all to all, and soft tokens in a prompt.
+//! Plainly, in f32. [`flash`] is attention on tensor cores, [`heads`] and [`warpgroups`] by warpgroups. [`clipped`]
+//! fuses what is between clipped products, and [`sound`] is what frames need.
 //!
-//! `grid` is a record of the plan's tower: word 1 is how many rows are in use, word 2 how many of them a row of the grid has. Rows beyond those in use are
-//! left alone, or hold numbers that nobody reads.
+//! `grid` is a record of the plan's tower: word 1 is the number of rows in use, word 2 how many of them a row of the
+//! grid has. Rows beyond those in use are not written, or hold numbers that nobody reads.
 
 pub mod clipped;
 pub mod flash;
@@ -15,7 +16,8 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::heads::{cos_sin, rotated};
 
-/// The row of each patch's coordinate, from slice `axis` of a table whose slices have `length` rows: 0 is its column, 1 its row.
+/// The row of each patch's coordinate, from slice `axis` of a table whose slices have `length` rows: 0 is its column, 1
+/// its row.
 #[kernel(block = 256)]
 pub fn axis_rows(table: Weights<f32>, grid: Input<u32>, out: Output<f32>, width: u32, length: u32, axis: u32) {
     let i = block_idx() * 256 + thread_idx();
@@ -26,7 +28,8 @@ pub fn axis_rows(table: Weights<f32>, grid: Input<u32>, out: Output<f32>, width:
     }
 }
 
-/// Turns the pairs (i, i + dim / 4) of either half of a head: of the first by the patch's column, of the second by its row. A thread takes a pair.
+/// Turns the pairs (i, i + dim / 4) of either half of a head: of the first by the patch's column, of the second by its
+/// row. A thread takes a pair.
 #[kernel(block = 256)]
 pub fn grid_rope(
     x: Input<f32>,

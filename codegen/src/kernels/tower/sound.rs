@@ -1,11 +1,12 @@
-//! What only the frames of a sound need: convolutions along time, and attention over the rows just before. Plainly, in f32: ten seconds are 250 rows, of which these take
-//! a few microseconds.
+//! What only the frames of a sound need: convolutions along time, and attention over the rows just before. Plainly, in
+//! f32: ten seconds are 250 rows, of which these take a few microseconds.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-/// A convolution of 3 by 3 over rows and columns of `channels` values, with stride 2 along both and zeros around. Rows of the sound were halved `halvings` times before it. A warp
-/// makes all outputs of a place: its lanes hold the TAPS, and go through the weights together. The grid is (columns, rows) of the result.
+/// A convolution of 3 by 3 over rows and columns of `channels` values, with stride 2 along both and zeros around. Rows
+/// of the sound were halved `halvings` times before it. A warp computes all outputs of a place: its lanes hold the TAPS
+/// and read the weights together. The grid is (columns, rows) of the result.
 #[kernel(block = 32)]
 pub fn halving_conv<const TAPS: u32>(
     x: Input<f32>,
@@ -66,8 +67,8 @@ pub fn causal_conv(x: Input<f32>, weight: Weights<f32>, out: Output<f32>, width:
     }
 }
 
-/// `softmax(cap * tanh((q·k + q·r) / cap)) v` over a row and the `reach - 1` before it, where `r` is the row of `by_distance` of their distance. A warp for each row and
-/// head; a lane keeps the score of a distance.
+/// `softmax(cap * tanh((q·k + q·r) / cap)) v` over a row and the `reach - 1` before it, where `r` is the row of
+/// `by_distance` of their distance. A warp for each row and head; a lane keeps the score of a distance.
 #[kernel(block = 32)]
 pub fn near_attention<const D: u32>(
     q: Input<f32>,
@@ -154,7 +155,8 @@ pub fn near(dim: u32) -> Result<Instance, InstanceError> {
     near_attention::Chosen { D: dim }.build()
 }
 
-/// For each distance the sines, then the cosines, of its product with frequencies from 1 down to 1/10000. Taken in f64 and rounded once.
+/// For each distance the sines, then the cosines, of its product with frequencies from 1 down to 1/10000. Taken in f64
+/// and rounded once.
 pub fn waves(reach: u32, width: u32) -> Vec<f32> {
     let half = width / 2;
     let angle = |distance: u32, i: u32| f64::from(distance) * 10_000f64.powf(-f64::from(i) / (f64::from(half) - 1.0));

@@ -19,10 +19,7 @@ pub fn unordered(expr: &Expr) -> bool {
 
 /// Intrinsics that take a word of any type: a bare literal would be an `int` in C++, whatever Rust infers.
 pub fn takes_any_word(name: &str) -> bool {
-    matches!(
-        name,
-        "shfl_xor" | "shfl_down" | "shfl_idx" | "warp_sum" | "warp_max" | "warp_min" | "block_sum" | "block_max"
-    )
+    matches!(name, "shfl_xor" | "shfl_idx" | "warp_sum" | "warp_max" | "block_sum" | "block_max")
 }
 
 fn has_effect(expr: &Expr) -> bool {

@@ -1,15 +1,16 @@
-//! From the read function to the items that stay: the function (instrumented), its definition as a static, and a module of the
-//! same name ([`modules`]), so that `use kernels::matvec;` brings the function, `matvec::DEF` and `matvec::Arguments`.
+//! From the read function to the items that stay: the function (instrumented), its definition as a static, and a module
+//! of the same name ([`modules`]), so that `use kernels::matvec;` brings the function, `matvec::DEF` and
+//! `matvec::Arguments`.
 
 use super::errors::Errors;
-use super::function::{Attribute, Buffers, DeviceAttribute, Function, Param, Slot};
-use super::heads::{device_text, documentation, kernel_text, launch_bounds};
+use super::function::{Attribute, Buffer, Buffers, DeviceAttribute, Function, Param, Slot};
+use super::heads::{KernelPart, device_text, documentation, kernel_text, launch_bounds};
 use super::instrument::instrument;
 use super::modules;
 use super::printer::{Body, Printer};
-use super::types::{KernelType, Role, Structs, Types};
+use super::types::{KernelType, Role, Structs, Types, is_struct_name, outside, type_arguments};
 use proc_macro2::{Span, TokenStream};
-use quote::{ToTokens, format_ident, quote};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{FnArg, GenericParam, Ident, ItemFn, Pat};
 
 /// `#[kernel(…)]`.
@@ -104,7 +105,8 @@ fn check_slots(slots: &[Slot], function: &Function, structs: &Structs, errors: &
     }
 }
 
-/// What slots are in the Rust function: a kernel's are closures that ask the instance, a device function's are parameters.
+/// What slots are in the Rust function: a kernel's are closures that ask the instance, a device function's are
+/// parameters.
 enum Slots<'a> {
     Closures(&'a [Slot]),
     Parameters(&'a [Slot]),
@@ -112,8 +114,9 @@ enum Slots<'a> {
 
 /// The author's function: compile-time parameters become variables that the running instance fills, writable handles
 /// become `mut`, slots become functions to call.
-fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: Slots<'_>) -> TokenStream {
-    let ItemFn { attrs, vis, sig, block, .. } = item;
+fn rust_function(function: &Function, slots: Slots<'_>) -> TokenStream {
+    let constants = &function.constants;
+    let ItemFn { attrs, vis, sig, block, .. } = &instrumented(function);
     let mut sig = sig.clone();
     let type_params = sig.generics.params.iter().filter(|p| !matches!(p, GenericParam::Const(_))).cloned().collect();
     sig.generics.params = type_params;
@@ -136,6 +139,10 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
             static __NAMES: ::gemma4c_dsl::sim::ConstantNames = ::gemma4c_dsl::sim::ConstantNames::new(&[#(#names),*]);
             let __values = ::gemma4c_dsl::sim::constants::<#count>(&__NAMES);
         }
+    });
+    let configs = function.configs.iter().map(|config| {
+        let (name, ty) = (&config.name, &config.ty);
+        quote!(let #name: #ty = <#ty as ::gemma4c_dsl::Config>::of_launch();)
     });
     let bindings = constants.iter().enumerate().map(|(index, constant)| {
         let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
@@ -167,6 +174,7 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
         // The language is smaller than Rust: advice to write what it does not have would mislead.
         #[allow(non_snake_case, unused_variables, unused_mut, clippy::style, clippy::complexity, clippy::erasing_op)]
         #vis #sig {
+            #(#configs)*
             #values
             #(#bindings)*
             #(#closures)*
@@ -177,52 +185,92 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
 
 fn is_writable(ty: &syn::Type) -> bool {
     let syn::Type::Path(path) = ty else { return false };
-    path.path.segments.last().is_some_and(|s| s.ident == "Output" || s.ident == "InOut" || s.ident == "Shared")
+    path.path.segments.last().is_some_and(|s| {
+        // Of a struct the handles in it may be.
+        let handle = matches!(s.ident.to_string().as_str(), "Weights" | "Input" | "Tiles" | "Regs");
+        s.ident == "Output"
+            || s.ident == "InOut"
+            || s.ident == "Shared"
+            || !handle && is_struct_name(&s.ident.to_string())
+    })
 }
 
 fn instrumented(function: &Function) -> ItemFn {
     let mut item = function.item.clone();
-    instrument(&mut item.block);
+    instrument(&mut item.block, &function.types);
     item
 }
 
 /// Variables for the compile-time parameters, inside a closure over the instance's values.
 fn constant_bindings(function: &Function) -> TokenStream {
-    function
-        .constants
-        .iter()
-        .map(|constant| {
-            let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
-            quote!(let #name: #ty = __values.constant(#text);)
-        })
-        .collect()
+    let configs = function.configs.iter().map(|config| {
+        let (name, ty) = (&config.name, &config.ty);
+        quote!(let #name: #ty = <#ty as ::gemma4c_dsl::Config>::of_values(__values);)
+    });
+    let constants = function.constants.iter().map(|constant| {
+        let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
+        quote!(let #name: #ty = __values.constant(#text);)
+    });
+    configs.chain(constants).collect()
 }
 
-fn param_rows(params: &[Param]) -> TokenStream {
-    let rows = params.iter().map(|param| {
-        let name = param.name.to_string();
-        let kind = match &param.ty {
-            KernelType::Memory { role, element } => {
-                let access = format_ident!(
-                    "{}",
-                    match role {
-                        Role::Weights => "Weights",
-                        Role::Input => "Input",
-                        Role::Tiles => "Tiles",
-                        Role::Output => "Output",
-                        Role::InOut => "InOut",
-                        Role::Shared => "Shared",
-                    }
-                );
-                quote!(::gemma4c_dsl::ParamKind::Memory { access: ::gemma4c_dsl::Access::#access, element: #element })
-            }
-            KernelType::Value(value) => quote!(::gemma4c_dsl::ParamKind::Scalar(#value)),
-            // Registers and references: parameters that only a device function called from code may have.
-            _ => quote!(::gemma4c_dsl::ParamKind::Local),
-        };
-        quote!(::gemma4c_dsl::ParamDef { name: #name, kind: #kind })
-    });
-    quote!(&[#(#rows),*])
+/// A parameter or a field that is no struct.
+pub fn param_row(name: &str, ty: &KernelType) -> TokenStream {
+    let kind = match ty {
+        KernelType::Memory { role, element } => {
+            let access = format_ident!(
+                "{}",
+                match role {
+                    Role::Weights => "Weights",
+                    Role::Input => "Input",
+                    Role::Tiles => "Tiles",
+                    Role::Output => "Output",
+                    Role::InOut => "InOut",
+                    Role::Shared => "Shared",
+                }
+            );
+            quote!(::gemma4c_dsl::ParamKind::Memory { access: ::gemma4c_dsl::Access::#access, element: #element })
+        }
+        KernelType::Value(value) => quote!(::gemma4c_dsl::ParamKind::Scalar(#value)),
+        // Registers and references: parameters that only a device function called from code may have.
+        _ => quote!(::gemma4c_dsl::ParamKind::Local),
+    };
+    quote!(::gemma4c_dsl::ParamDef { name: #name, view: "", kind: #kind })
+}
+
+/// A parameter of a head with structs: which of them are views, rustc knows.
+fn head_param(param: &Param, function: &Function) -> TokenStream {
+    let name = param.name.to_string();
+    if !param.ty.is_struct() {
+        let row = param_row(&name, &param.ty);
+        return quote!(::gemma4c_dsl::structs::HeadParam::Plain(#row));
+    }
+    let types = type_arguments(&param.rust).into_iter().map(|ty| ty.to_token_stream().to_string());
+    let def = struct_def(param, function);
+    quote!(::gemma4c_dsl::structs::HeadParam::Struct { name: #name, def: #def, types: &[#(#types),*] })
+}
+
+fn struct_def(param: &Param, function: &Function) -> TokenStream {
+    let ty = outside(&param.rust, &function.types);
+    quote!(<#ty as ::gemma4c_dsl::Struct>::DEF)
+}
+
+fn has_structs(function: &Function) -> bool {
+    function.params.iter().any(|param| param.ty.is_struct())
+}
+
+fn param_rows(function: &Function) -> TokenStream {
+    if !has_structs(function) {
+        let rows = function.params.iter().map(|param| param_row(&param.name.to_string(), &param.ty));
+        return quote!(&[#(#rows),*]);
+    }
+    let head = function.params.iter().map(|param| head_param(param, function));
+    quote! {{
+        const HEAD: &[::gemma4c_dsl::structs::HeadParam] = &[#(#head),*];
+        const ALL: [::gemma4c_dsl::ParamDef; ::gemma4c_dsl::structs::count_params(HEAD)] =
+            ::gemma4c_dsl::structs::all_params(HEAD);
+        &ALL
+    }}
 }
 
 fn constant_rows(function: &Function) -> TokenStream {
@@ -230,12 +278,46 @@ fn constant_rows(function: &Function) -> TokenStream {
         let (name, ty) = (constant.name.to_string(), &constant.ty);
         quote!(::gemma4c_dsl::ConstantDef { name: #name, ty: #ty })
     });
-    quote!(&[#(#rows),*])
+    if function.configs.is_empty() {
+        return quote!(&[#(#rows),*]);
+    }
+    let configs = function.configs.iter().map(|config| &config.ty);
+    quote! {{
+        const GROUPS: &[&[::gemma4c_dsl::ConstantDef]] =
+            &[#(<#configs as ::gemma4c_dsl::Config>::CONSTANTS,)* &[#(#rows),*]];
+        const ALL: [::gemma4c_dsl::ConstantDef; ::gemma4c_dsl::structs::count_constants(GROUPS)] =
+            ::gemma4c_dsl::structs::all_constants(GROUPS);
+        &ALL
+    }}
+}
+
+/// A kernel's text as a constant.
+fn text_row(parts: &[KernelPart<'_>], function: &Function) -> TokenStream {
+    if let [KernelPart::Text(text)] = parts {
+        return quote!(#text);
+    }
+    let parts = parts.iter().map(|part| match part {
+        KernelPart::Text(text) => quote!(::gemma4c_dsl::structs::TextPart::Text(#text)),
+        KernelPart::Params(param) => {
+            let param = head_param(param, function);
+            quote!(::gemma4c_dsl::structs::TextPart::Params(#param))
+        }
+        KernelPart::Fields(param) => {
+            let (name, def) = (param.name.to_string(), struct_def(param, function));
+            quote!(::gemma4c_dsl::structs::TextPart::Fields(#name, #def))
+        }
+    });
+    quote! {{
+        const PARTS: &[::gemma4c_dsl::structs::TextPart] = &[#(#parts),*];
+        const LEN: usize = ::gemma4c_dsl::structs::Text::<0>::of(PARTS).len;
+        static TEXT: ::gemma4c_dsl::structs::Text<LEN> = ::gemma4c_dsl::structs::Text::of(PARTS);
+        TEXT.as_str()
+    }}
 }
 
 fn callee_rows(body: &Body, refused: bool) -> TokenStream {
     let (callees, structs) = if refused { (&[][..], &[][..]) } else { (&body.callees[..], &body.structs[..]) };
-    quote!(&[#(#callees::callee,)* #(<#structs as ::gemma4c_dsl::Registers>::callee,)*])
+    quote!(&[#(#callees::callee,)* #(<#structs as ::gemma4c_dsl::Struct>::callee,)*])
 }
 
 fn shared_rows(function: &Function, body: &Body) -> TokenStream {
@@ -276,7 +358,7 @@ fn slot_rows(slots: &[Slot]) -> TokenStream {
 
 /// Calls the function with arguments taken by position, for every choice of its element types.
 fn dispatch(function: &Function, name: &Ident) -> TokenStream {
-    let arguments = (0..function.params.len()).map(|index| quote!(__arguments.take(#index)));
+    let arguments = function.params.iter().map(|_| quote!(__in_order.next()));
     let arguments = quote!(#(#arguments),*);
     let mut choices: Vec<Vec<Ident>> = vec![Vec::new()];
     for _ in &function.types {
@@ -307,21 +389,28 @@ fn dispatch(function: &Function, name: &Ident) -> TokenStream {
     }
 }
 
-/// Buffers of which the head says something are parameters.
+/// Buffers of which the head says something are parameters, or fields of views.
 fn check_buffers(attribute: &Attribute, function: &Function, errors: &Errors) {
-    for name in attribute.early.iter().chain(&attribute.only_reads).flat_map(|buffers| &buffers.params) {
-        if !function.params.iter().any(|param| param.name == *name) {
-            errors.refuse(name, "no such parameter");
+    for Buffer { param: name, field } in attribute.early.iter().chain(&attribute.only_reads).flat_map(|b| &b.params) {
+        match function.params.iter().find(|param| param.name == *name) {
+            None => errors.refuse(name, "no such parameter"),
+            Some(param) if param.ty.is_struct() && field.is_none() => {
+                errors.refuse(name, format!("a view: name the buffer in it, `{name}.FIELD`"));
+            }
+            Some(param) if !param.ty.is_struct() && field.is_some() => {
+                errors.refuse(name, "this parameter has no fields")
+            }
+            Some(_) => {}
         }
     }
-    for name in attribute.early.iter().filter(|_| !attribute.dependent).flat_map(|early| &early.params) {
-        errors.refuse(name, "only a `dependent` kernel reads something before it waits");
+    for buffer in attribute.early.iter().filter(|_| !attribute.dependent).flat_map(|early| &early.params) {
+        errors.refuse(&buffer.param, "only a `dependent` kernel reads something before it waits");
     }
 }
 
 /// The definition's value for something that the head says of buffers.
 fn buffers_row(Buffers { when, params }: &Buffers, bindings: &TokenStream) -> TokenStream {
-    let names = params.iter().map(ToString::to_string);
+    let names = params.iter().map(Buffer::full_name);
     quote! {{
         #[allow(non_snake_case, unused_variables)]
         fn when(__values: &::gemma4c_dsl::Values) -> bool { #bindings #when }
@@ -329,21 +418,34 @@ fn buffers_row(Buffers { when, params }: &Buffers, bindings: &TokenStream) -> To
     }}
 }
 
+/// Refusals of fields that a view does not have.
+fn field_checks(attribute: &Attribute, definition: &Ident) -> TokenStream {
+    let named = attribute.early.iter().chain(&attribute.only_reads).flat_map(|buffers| &buffers.params);
+    let checks = named.filter_map(|Buffer { param, field }| {
+        let field = field.as_ref()?;
+        let (span, param, spelled) = (field.span(), param.to_string(), field.to_string());
+        Some(quote_spanned! {span=>
+            const _: () = ::gemma4c_dsl::structs::names_a_field(#definition.params, #param, #spelled);
+        })
+    });
+    checks.collect()
+}
+
 fn kernel_items(
     function: &Function,
     attribute: &Attribute,
     block: &syn::Expr,
     body: &Body,
-    text: &str,
+    text: &[KernelPart<'_>],
     refused: bool,
 ) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
     let definition = modules::definition(name);
     let module = modules::of_kernel(function, &attribute.slots, refused);
-    let rust = rust_function(&instrumented(function), &function.constants, Slots::Closures(&attribute.slots));
-    let (params, constants, slots) =
-        (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
+    let rust = rust_function(function, Slots::Closures(&attribute.slots));
+    let (params, constants, slots) = (param_rows(function), constant_rows(function), slot_rows(&attribute.slots));
+    let (text, checks) = (text_row(text, function), field_checks(attribute, &definition));
     let (shared, callees, bindings) =
         (shared_rows(function, body), callee_rows(body, refused), constant_bindings(function));
     let (types, doc, source) = (
@@ -393,10 +495,15 @@ fn kernel_items(
             cuda: #text,
             rust: #source,
             run: {
-                fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
+                fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) {
+                    let __in_order = __arguments.in_order();
+                    #call
+                }
                 run
             },
         };
+
+        #checks
 
         #module
     }
@@ -414,9 +521,8 @@ fn device_items(
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
     let definition = modules::definition(name);
-    let rust = rust_function(&instrumented(function), &function.constants, Slots::Parameters(&attribute.slots));
-    let (params, constants, callees) =
-        (param_rows(&function.params), constant_rows(function), callee_rows(body, refused));
+    let rust = rust_function(function, Slots::Parameters(&attribute.slots));
+    let (params, constants, callees) = (param_rows(function), constant_rows(function), callee_rows(body, refused));
     let (doc, source) =
         (documentation(&function.item.attrs).join("\n"), source_text(function.item, &function.item.attrs));
     let output = match &function.output {
@@ -435,18 +541,19 @@ fn device_items(
         });
     let call = if fills_slots {
         let arguments = function.params.iter().map(|_| quote!(__arguments.next()));
+        let head = function.params.iter().filter(|param| param.ty.is_struct()).map(|param| head_param(param, function));
         quote! {
-            Some({
+            if ::gemma4c_dsl::structs::fits_slots(&[#(#head),*]) { Some({
                 fn call(__arguments: &::gemma4c_dsl::sim::SlotArguments<'_>) -> ::gemma4c_dsl::sim::Word4 {
                     ::gemma4c_dsl::sim::Word4::from_value(#name(#(#arguments),*))
                 }
                 call
-            })
+            }) } else { None }
         }
     } else {
         quote!(None)
     };
-    let module = modules::of_device(function, fills_slots.then_some(own));
+    let module = modules::of_device(function, fills_slots.then_some(own), attribute.fills.is_some());
     quote! {
         #rust
 

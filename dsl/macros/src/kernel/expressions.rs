@@ -84,6 +84,16 @@ impl Printer<'_> {
                 Printed::primary(format!("{base}[{at}]"))
             }
             Expr::Field(field) => match &field.member {
+                // A config's field is a constant of the text, under its own name.
+                Member::Named(name) if self.is_config(&field.base) => match self.scopes.find(&name.to_string()) {
+                    None => Printed::primary(name.to_string()),
+                    Some(_) => self.refused(
+                        expr,
+                        &format!(
+                            "this function has a `{name}` of its own, which the text could not tell from the config's"
+                        ),
+                    ),
+                },
                 Member::Named(name) => {
                     let base = self.at(&field.base, PRIMARY);
                     Printed::primary(format!("{base}.{name}"))
@@ -105,24 +115,33 @@ impl Printer<'_> {
         }
     }
 
-    /// `Unit { codes, side: words }`: C++ takes the fields by position, and rustc checks that these are declared so.
+    fn is_config(&self, base: &Expr) -> bool {
+        matches!(base, Expr::Path(path) if path.path.get_ident().is_some_and(|name| {
+            self.scopes.find(&name.to_string()).is_some_and(|binding| binding.ty == Some(KernelType::Config))
+        }))
+    }
+
+    /// `Unit { codes, side: words }`, `Scratch::<KV> { keys }`: C++ takes the fields by position, and rustc checks that
+    /// these are declared so.
     fn struct_literal(&mut self, expr: &Expr, literal: &syn::ExprStruct) -> Printed {
-        const RULE: &str = "a struct literal is `Name { field: value, … }` of a `#[registers]` struct, all fields written out; \
+        const RULE: &str = "a struct literal is `Name { field: value, … }` of a `#[registers]` or `#[view]` struct, all fields written out; \
                             a vector is f32x4(a, b, c, d)";
-        let Some(name) = literal.path.get_ident().filter(|name| is_struct_name(&name.to_string())) else {
+        let name = &literal.path.segments[0].ident;
+        if literal.path.segments.len() != 1 || !is_struct_name(&name.to_string()) {
             return self.refused(expr, RULE);
-        };
+        }
         if literal.rest.is_some() || literal.fields.iter().any(|field| matches!(field.member, Member::Unnamed(_))) {
             return self.refused(expr, RULE);
         }
-        self.struct_name(name);
+        let name = self.struct_name(&literal.path);
         let values: Vec<_> = literal.fields.iter().map(|field| self.expression(&field.expr)).collect();
         Printed::primary(format!("{name}{{{}}}", values.join(", ")))
     }
 
     /// Notes a struct that is named outside a type.
-    fn struct_name(&self, name: &syn::Ident) {
-        self.types().value(&syn::parse_quote!(#name));
+    fn struct_name(&self, path: &syn::Path) -> String {
+        let ty = syn::Type::Path(syn::TypePath { attrs: Vec::new(), qself: None, path: path.clone() });
+        self.types().value(&ty).unwrap_or_default()
     }
 
     fn literal(&mut self, expr: &Expr, literal: &Lit) -> Printed {
@@ -142,6 +161,9 @@ impl Printer<'_> {
         if let Some(name) = path.get_ident() {
             let spelled = name.to_string();
             return match self.scopes.find(&spelled) {
+                Some(binding) if binding.ty == Some(KernelType::Config) => {
+                    self.refused(expr, &format!("the text has a config's fields alone: write `{name}.FIELD`"))
+                }
                 Some(binding) => Printed::primary(binding.printed.clone()),
                 None if self.argument && self.slots.iter().any(|slot| *name == slot.name) => {
                     self.passed.insert(spelled.clone());
@@ -166,7 +188,7 @@ impl Printer<'_> {
         }
         let joined = joined(path);
         if let Some(name) = joined.strip_suffix("::ZERO").filter(|name| is_struct_name(name)) {
-            self.struct_name(&path.segments[0].ident);
+            self.struct_name(&path.segments[0].ident.clone().into());
             return Printed::primary(format!("{name}{{}}"));
         }
         match methods::constant(&joined) {

@@ -1,16 +1,17 @@
 //! What `#[kernel]` and `#[device]` read before the body: the attribute's launch contract and slots, and the function's
-//! parameters, compile-time parameters (`const K: u32`) and element-type parameters (`KV: Float`).
+//! parameters, compile-time parameters (`const K: u32`, `const S: Shape`) and element-type parameters (`KV: Float`).
 
 use super::errors::Errors;
-use super::types::{KernelType, Role, Structs, Types};
+use super::types::{KernelType, Role, Structs, Types, is_constant_type, is_struct_name};
 use proc_macro2::Ident;
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
 use syn::{Expr, FnArg, GenericParam, ItemFn, Pat, ReturnType, Token, Type};
 
-/// `#[kernel(block = 256, min_blocks = 2, cluster = 8, dependent, waits_first, early(K > 1, state), only_reads(!OWN, cache), dynamic_shared,
-/// slots(epilogue(value: f32, row: u32) -> f32))]`
+/// `#[kernel(block = 256, min_blocks = 2, cluster = 8, dependent, waits_first, early(K > 1, state), only_reads(!OWN,
+/// cache), dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
 #[derive(Default)]
 pub struct Attribute {
     pub block: Option<Expr>,
@@ -27,7 +28,28 @@ pub struct Attribute {
 /// Buffers of which something holds where a condition over compile-time parameters does.
 pub struct Buffers {
     pub when: Expr,
-    pub params: Vec<Ident>,
+    pub params: Vec<Buffer>,
+}
+
+/// `state`, or `kv.pages` of a view.
+pub struct Buffer {
+    pub param: Ident,
+    pub field: Option<Ident>,
+}
+
+impl Buffer {
+    /// As an instance names it.
+    pub fn full_name(&self) -> String {
+        self.field.as_ref().map_or_else(|| self.param.to_string(), |field| format!("{}_{field}", self.param))
+    }
+}
+
+impl Parse for Buffer {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let param = input.parse()?;
+        let field = if input.parse::<Option<Token![.]>>()?.is_some() { Some(input.parse()?) } else { None };
+        Ok(Self { param, field })
+    }
 }
 
 impl Parse for Buffers {
@@ -36,7 +58,7 @@ impl Parse for Buffers {
         syn::parenthesized!(content in input);
         let when = content.parse()?;
         content.parse::<Token![,]>()?;
-        let params = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
+        let params = Punctuated::<Buffer, Token![,]>::parse_terminated(&content)?;
         Ok(Self { when, params: params.into_iter().collect() })
     }
 }
@@ -172,10 +194,17 @@ pub struct Constant {
     pub ty: String,
 }
 
+/// `const S: AttentionShape`: a `#[config]` struct.
+pub struct ConfigParam {
+    pub name: Ident,
+    pub ty: Ident,
+}
+
 /// A function as read: everything but its body.
 pub struct Function<'a> {
     pub item: &'a ItemFn,
     pub params: Vec<Param>,
+    pub configs: Vec<ConfigParam>,
     pub constants: Vec<Constant>,
     /// Element-type parameters, by name.
     pub types: Vec<String>,
@@ -186,17 +215,24 @@ impl<'a> Function<'a> {
     pub fn read(item: &'a ItemFn, structs: &Structs, errors: &Errors) -> Self {
         let signature = &item.sig;
         refuse_modifiers(item, errors);
-        let mut constants = Vec::new();
+        let (mut constants, mut configs) = (Vec::new(), Vec::new());
         let mut types = Vec::new();
         for parameter in &signature.generics.params {
             match parameter {
                 GenericParam::Const(constant) => match constant.ty.to_token_stream().to_string().as_str() {
-                    ty @ ("u32" | "i32" | "f32" | "bool") => constants.push(Constant {
+                    ty if is_constant_type(ty) => constants.push(Constant {
                         name: constant.ident.clone(),
                         rust: constant.ty.clone(),
                         ty: ty.to_string(),
                     }),
-                    _ => errors.refuse(&constant.ty, "a compile-time parameter is `u32`, `i32`, `f32` or `bool`"),
+                    ty if is_struct_name(ty) => {
+                        let ty = Ident::new(ty, constant.ty.span());
+                        configs.push(ConfigParam { name: constant.ident.clone(), ty });
+                    }
+                    _ => errors.refuse(
+                        &constant.ty,
+                        "a compile-time parameter is `u32`, `i32`, `f32`, `bool` or a `#[config]` struct of these",
+                    ),
                 },
                 GenericParam::Type(ty) => {
                     if ty.bounds.to_token_stream().to_string() != "Float" {
@@ -232,11 +268,11 @@ impl<'a> Function<'a> {
             ReturnType::Default => KernelType::Unit,
             ReturnType::Type(_, ty) => reader.read(ty).unwrap_or(KernelType::Unit),
         };
-        Self { item, params, constants, types, output }
+        Self { item, params, configs, constants, types, output }
     }
 
-    /// The number of the first parameter that a launch gives when the function fills a slot: the one after those it says
-    /// a slot gives, or the first memory handle.
+    /// The number of the first parameter that a launch gives when the function fills a slot: the one after those it
+    /// says a slot gives, or the first memory handle.
     pub fn first_own_argument(&self, attribute: &DeviceAttribute, errors: &Errors) -> usize {
         let first_handle = self.params.iter().position(|param| matches!(param.ty, KernelType::Memory { .. }));
         let first_handle = first_handle.unwrap_or(self.params.len());
@@ -265,9 +301,11 @@ impl<'a> Function<'a> {
                     "shared memory is declared in the body: `let tile = shared::<f32>(N);`",
                 ),
                 KernelType::Memory { .. } => {}
+                // A view: that a launch can give it is for rustc to check.
+                ty if ty.is_struct() => {}
                 _ => errors.refuse(
                     &param.rust,
-                    "a kernel's parameter is `Weights<T>`, `Input<T>`, `Tiles<T>`, `Output<T>`, `InOut<T>`, or a scalar u32, i32, u64, f32",
+                    "a kernel's parameter is `Weights<T>`, `Input<T>`, `Tiles<T>`, `Output<T>`, `InOut<T>`, a scalar u32, i32, u64, f32, or a `#[view]` struct of these",
                 ),
             }
         }

@@ -43,14 +43,46 @@ pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &functi
     }
 }
 
-pub fn kernel_text(function: &Function, attribute: &function::Attribute, bounds: &str, body: &Body) -> String {
+/// A kernel's text, around the views that it takes: a launch gives their fields, which only rustc knows.
+pub enum KernelPart<'a> {
+    Text(String),
+    Params(&'a Param),
+    Fields(&'a Param),
+}
+
+pub fn kernel_text<'a>(
+    function: &'a Function,
+    attribute: &function::Attribute,
+    bounds: &str,
+    body: &Body,
+) -> Vec<KernelPart<'a>> {
     let cluster = if attribute.cluster.is_some() { "CLUSTER " } else { "" };
     let before =
         format!("extern \"C\" __global__ void {cluster}__launch_bounds__({bounds}) {}", function.item.sig.ident);
     let slots: String =
         attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();
-    let head = head(&before, &declarations(&function.params), &format!("{slots}) {{\n"));
-    format!("{}{head}{}}}\n", comment_lines(function.item), body.text)
+    let after = format!("{slots}) {{\n");
+    let comments = comment_lines(function.item);
+    if !function.params.iter().any(|param| param.ty.is_struct()) {
+        let head = head(&before, &declarations(&function.params), &after);
+        return vec![KernelPart::Text(format!("{comments}{head}{}}}\n", body.text))];
+    }
+    let mut parts = Vec::new();
+    let mut text = format!("{comments}{before}(\n    ");
+    for (number, param) in function.params.iter().enumerate() {
+        text += if number > 0 { ",\n    " } else { "" };
+        parts.push(KernelPart::Text(std::mem::take(&mut text)));
+        parts.push(KernelPart::Params(param));
+    }
+    text = after;
+    for param in function.params.iter().filter(|param| param.ty.is_struct()) {
+        text += &format!("    {} = {{", param.ty.declare(&spelling(&param.name.to_string())));
+        parts.push(KernelPart::Text(std::mem::take(&mut text)));
+        parts.push(KernelPart::Fields(param));
+        text = "};\n".to_string();
+    }
+    parts.push(KernelPart::Text(format!("{text}{}}}\n", body.text)));
+    parts
 }
 
 pub fn device_text(function: &Function, slots: &[Slot], body: &Body) -> String {

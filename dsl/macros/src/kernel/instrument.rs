@@ -7,22 +7,25 @@
 
 use super::arrays::call_of;
 use super::literals;
+use super::types::outside;
 use quote::{ToTokens, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{BinOp, Block, Expr, Local, Pat, UnOp};
 
 /// Rewrites a body in place.
-pub fn instrument(block: &mut Block) {
-    let mut rewriter = Rewriter { shared: 0 };
+pub fn instrument(block: &mut Block, types: &[String]) {
+    let mut rewriter = Rewriter { shared: 0, types };
     rewriter.visit_block_mut(block);
 }
 
-struct Rewriter {
+struct Rewriter<'a> {
     shared: usize,
+    /// The function's element types.
+    types: &'a [String],
 }
 
-impl VisitMut for Rewriter {
+impl VisitMut for Rewriter<'_> {
     fn visit_local_mut(&mut self, local: &mut Local) {
         let is_shared = local.init.as_ref().is_some_and(|init| call_of(&init.expr, "shared").is_some());
         if is_shared {
@@ -49,6 +52,11 @@ impl VisitMut for Rewriter {
             }
             return;
         }
+        // A view is written through, whether or not the author wrote `mut`.
+        if let (Pat::Ident(name), Some(Expr::Struct(_))) = (&mut local.pat, local.init.as_ref().map(|init| &*init.expr))
+        {
+            name.mutability.get_or_insert_with(|| syn::Token![mut](name.ident.span()));
+        }
         visit_mut::visit_local_mut(self, local);
     }
 
@@ -70,12 +78,16 @@ impl VisitMut for Rewriter {
         visit_mut::visit_expr_mut(self, expr);
         match expr {
             Expr::Struct(literal) if literal.rest.is_none() => {
-                let (span, name) = (literal.path.span(), &literal.path);
+                let span = literal.path.span();
+                let path =
+                    syn::Type::Path(syn::TypePath { attrs: Vec::new(), qself: None, path: literal.path.clone() });
+                // An item does not see the function's type parameters.
+                let name = outside(&path, self.types);
                 let fields = literal.fields.iter().map(|field| field.member.to_token_stream().to_string());
                 let checked = quote_spanned! {span=> {
                     // An item, which is evaluated whether or not anything calls the function.
-                    const _: () = ::gemma4c_dsl::semantics::in_order(
-                        <#name as ::gemma4c_dsl::Registers>::DEF.fields,
+                    const _: () = ::gemma4c_dsl::structs::in_order(
+                        <#name as ::gemma4c_dsl::Struct>::DEF.fields,
                         &[#(#fields),*],
                     );
                     #literal

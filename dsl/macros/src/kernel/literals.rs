@@ -1,4 +1,5 @@
-//! Number literals. Rust infers a bare literal's type from its use, C++ from its digits; the rules here keep the two the same.
+//! Number literals. Rust infers a bare literal's type from its use, C++ from its digits; the rules here keep the two
+//! the same.
 
 use syn::{BinOp, Expr, Lit, LitFloat, LitInt};
 

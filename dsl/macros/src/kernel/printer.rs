@@ -45,8 +45,8 @@ pub struct Printer<'a> {
 pub struct Body {
     pub text: String,
     pub callees: Vec<syn::Path>,
-    /// Structs of registers, by name.
-    pub structs: Vec<syn::Ident>,
+    /// Structs that it names.
+    pub structs: Vec<syn::Type>,
     pub shared: Vec<SharedArray>,
     pub constants: Vec<syn::ItemConst>,
 }
@@ -55,6 +55,9 @@ impl<'a> Printer<'a> {
     pub fn new(function: &Function, slots: &'a [Slot], kernel: bool, structs: &'a Structs, errors: &'a Errors) -> Self {
         let mut scopes = Scopes::default();
         scopes.enter();
+        for config in &function.configs {
+            scopes.declare(&config.name.to_string(), Some(KernelType::Config), false);
+        }
         for constant in &function.constants {
             scopes.declare(&constant.name.to_string(), Some(KernelType::Value(constant.ty.clone())), false);
         }
@@ -94,7 +97,7 @@ impl<'a> Printer<'a> {
         let passed = self.slots.iter().filter(|slot| self.passed.contains(&slot.name.to_string()));
         Body {
             text: passed.map(callable).collect::<String>() + &self.out,
-            structs: self.structs.names(),
+            structs: self.structs.types(),
             callees: self.callees.into_values().collect(),
             shared: self.shared,
             constants: self.constants,

@@ -1,8 +1,8 @@
 //! Names in scope: their spelling in the printed text, and their type where the source says it.
 //!
 //! This is not type inference. The type is known only for what is declared with one, for literals with a suffix and for
-//! casts; it is asked for in two places where `auto` would not do (the variable of a loop that starts at a bare literal,
-//! and the element of a register array), and an unknown one is refused there with what to write.
+//! casts; it is asked for in two places where `auto` would not do (the variable of a loop that starts at a bare
+//! literal, and the element of a register array), and an unknown one is refused there with what to write.
 
 use super::methods::{self, Gives};
 use super::types::KernelType;
@@ -41,8 +41,8 @@ impl Scopes {
         self.0.iter().rev().find_map(|scope| scope.bindings.get(name))
     }
 
-    /// Binds `name` and returns its printed spelling. Rust shadows freely; in C++ `auto x = x + 1` reads the new `x`. So a
-    /// shadowing name, and one that hides a function it is initialised from, gets a number.
+    /// Binds `name` and returns its printed spelling. Rust shadows freely; in C++ `auto x = x + 1` reads the new `x`.
+    /// So a shadowing name, and one that hides a function it is initialised from, gets a number.
     pub fn declare(&mut self, name: &str, ty: Option<KernelType>, hides_call: bool) -> String {
         let base = spelling(name);
         let taken = |spelling: &str| self.0.iter().any(|scope| scope.printed.contains(spelling));

@@ -206,6 +206,11 @@ impl Printer<'_> {
     /// The left side of an assignment.
     fn place(&mut self, expr: &Expr) -> String {
         let root = match expr {
+            // A view's handles may be written through, so it is `mut` in Rust; its fields stay what they are.
+            Expr::Field(field) if self.is_unchanging(&field.base) => {
+                self.errors.refuse(expr, "declare the struct `mut` to change its fields");
+                return String::new();
+            }
             Expr::Path(_) | Expr::Index(_) | Expr::Field(_) | Expr::Unary(_) => expr,
             Expr::Paren(inner) => return self.place(&inner.expr),
             other => {
@@ -214,6 +219,19 @@ impl Printer<'_> {
             }
         };
         self.expression(root)
+    }
+
+    /// A variable, or a field of one, that was declared without `mut`.
+    fn is_unchanging(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Path(path) => {
+                path.path.get_ident().and_then(|name| self.scopes.find(&name.to_string())).is_some_and(|binding| {
+                    !binding.mutable && !matches!(binding.ty, Some(KernelType::Reference { .. }))
+                })
+            }
+            Expr::Field(field) => self.is_unchanging(&field.base),
+            _ => false,
+        }
     }
 
     fn branch(&mut self, branch: &ExprIf, lead: &str) {

@@ -2,7 +2,7 @@
 
 use super::errors::Errors;
 use super::function::{Attribute, Function};
-use super::heads::{kernel_text, launch_bounds};
+use super::heads::{KernelPart, kernel_text, launch_bounds};
 use super::printer::Printer;
 use super::types::Structs;
 use syn::ItemFn;
@@ -20,7 +20,14 @@ fn print(attribute: &str, source: &str) -> (String, Vec<String>) {
     printer.body(&item.block, false);
     let bounds = launch_bounds(&mut printer, attribute.block.as_ref().unwrap(), &attribute);
     let body = printer.finish();
-    (kernel_text(&function, &attribute, &bounds, &body), errors.messages())
+    // Of a view only rustc knows the fields: here they are what they are called.
+    let text = kernel_text(&function, &attribute, &bounds, &body).into_iter().map(|part| match part {
+        KernelPart::Text(text) => text,
+        KernelPart::Params(param) if param.ty.is_struct() => format!("<parameters of {}>", param.name),
+        KernelPart::Params(param) => param.ty.declare(&param.name.to_string()),
+        KernelPart::Fields(param) => format!("<fields of {}>", param.name),
+    });
+    (text.collect(), errors.messages())
 }
 
 /// The printed body of a kernel over `x: Input<u32>, f: Input<f32>, out: Output<u32>, n: u32`.
@@ -136,4 +143,27 @@ fn the_head_carries_bounds_slots_and_documentation() {
 fn all_refusals_come_at_once() {
     let (_, errors) = print("block = 32", "fn k(n: usize) -> u32 { let a = 0; match n { _ => 1 } }");
     assert_eq!(errors.len(), 4, "{errors:?}");
+}
+
+#[test]
+fn a_config_is_its_fields_and_a_view_is_put_together() {
+    let (text, errors) = print(
+        "block = S.WARPS * 32, dependent, early(S.KNOWN, kv.pages)",
+        "fn k<const S: Shape, KV: Float>(kv: KvView<KV>, n: u32, out: Output<f32>) {\n\
+         let tile = shared::<f32>(S.WARPS * 4);\nlet at = Place::<KV> { k: kv.k.offset(n), tile };\n\
+         for i in 0u32..S.WARPS { kv.k[i] = at.k[n]; at.tile[i] += 1.0; }\nfill_all(kv, at);\n}",
+    );
+    assert_eq!(errors, Vec::<String>::new());
+    assert_eq!(
+        text,
+        "extern \"C\" __global__ void __launch_bounds__(WARPS * 32) k(\n    <parameters of kv>,\n    u32 n,\n    f32* out) {\n    \
+         KvView<KV> kv = {<fields of kv>};\n    __shared__ __align__(16) f32 tile[WARPS * 4];\n    \
+         auto at = Place<KV>{kv.k + n, tile};\n    for (u32 i = 0u; i < WARPS; ++i) {\n        \
+         kv.k[i] = at.k[n];\n        at.tile[i] += 1.0f;\n    }\n    fill_all(kv, at);\n}\n"
+    );
+    let refused = |body: &str| print("block = 32", &format!("fn k<const S: Shape>(kv: KvView<f32>) {{ {body} }}")).1;
+    assert!(refused("let a = S;")[0].contains("write `S.FIELD`"));
+    assert!(refused("kv.n = 3;")[0].contains("declare the struct `mut`"));
+    assert!(refused("const D: u32 = 3; let a = S.D;")[0].contains("`D` of its own"));
+    assert!(refused("let kv: Input<KvView<f32>> = kv.k;")[0].contains("lives in registers"));
 }

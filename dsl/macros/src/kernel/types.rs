@@ -1,14 +1,14 @@
-//! Types. A value type has the same name in Rust and in the CUDA prelude; a memory handle becomes a pointer. What is not
-//! listed here is refused.
+//! Types. A value type has the same name in Rust and in the CUDA prelude; a memory handle becomes a pointer. What is
+//! not listed here is refused.
 
 use super::errors::Errors;
-use proc_macro2::Ident;
 use quote::ToTokens;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use syn::{GenericArgument, PathArguments, Type};
 
-/// Value types: what a variable, an element or a scalar parameter may be. The prelude defines them under the same names.
+/// Value types: what a variable, an element or a scalar parameter may be. The prelude defines them under the same
+/// names.
 const VALUES: &[&str] = &[
     "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "F16", "BF16", "U32x2", "U32x4", "I32x4",
     "F32x2", "F32x4",
@@ -57,6 +57,8 @@ pub enum KernelType {
     Reference {
         value: String,
     },
+    /// A `#[config]` struct: in the text there are its fields alone.
+    Config,
 }
 
 impl KernelType {
@@ -65,10 +67,15 @@ impl KernelType {
         matches!(self, Self::Value(value) if VALUES.contains(&value.as_str()))
     }
 
+    /// A `#[registers]` or `#[view]` struct: which of them, only rustc knows.
+    pub fn is_struct(&self) -> bool {
+        matches!(self, Self::Value(value) if is_struct_name(base_name(value)))
+    }
+
     /// `name` declared with this type, as a CUDA parameter or variable.
     pub fn declare(&self, name: &str) -> String {
         match self {
-            Self::Unit => format!("void {name}"),
+            Self::Unit | Self::Config => format!("void {name}"),
             Self::Value(value) => format!("{value} {name}"),
             Self::Memory { role: Role::Weights, element } => format!("weights<{element}> {name}"),
             Self::Memory { role: Role::Input, element } => format!("const {element}* {name}"),
@@ -86,14 +93,47 @@ pub fn length_of(array: &str) -> String {
     format!("{}_LENGTH", array.to_uppercase())
 }
 
-/// The structs of registers that a function names, each once. That they are such structs is for rustc to check.
+/// The structs that a function names, each once, with f32 in the place of its own type parameters: a struct's
+/// definition is the same for all. That they are such structs is for rustc to check.
 #[derive(Default)]
-pub struct Structs(RefCell<BTreeMap<String, Ident>>);
+pub struct Structs(RefCell<BTreeMap<String, Type>>);
 
 impl Structs {
-    pub fn names(&self) -> Vec<Ident> {
+    pub fn types(&self) -> Vec<Type> {
         self.0.borrow().values().cloned().collect()
     }
+}
+
+/// `KvView` of `KvView<KV>`.
+pub fn base_name(spelled: &str) -> &str {
+    spelled.split('<').next().unwrap_or(spelled)
+}
+
+/// The element types of a struct as a function spells them: `KV` of `KvView<KV>`.
+pub fn type_arguments(ty: &Type) -> Vec<&Type> {
+    let Type::Path(path) = ty else { return Vec::new() };
+    let Some(PathArguments::AngleBracketed(arguments)) = path.path.segments.last().map(|last| &last.arguments) else {
+        return Vec::new();
+    };
+    let types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    });
+    types.collect()
+}
+
+/// A struct's type outside the function: f32 stands for the function's own type parameters.
+pub fn outside(ty: &Type, parameters: &[String]) -> Type {
+    let Type::Path(path) = ty else { return ty.clone() };
+    let Some(name) = path.path.segments.last().map(|last| &last.ident) else { return ty.clone() };
+    let arguments: Vec<Type> =
+        type_arguments(ty)
+            .into_iter()
+            .map(|ty| {
+                if parameters.contains(&ty.to_token_stream().to_string()) { syn::parse_quote!(f32) } else { ty.clone() }
+            })
+            .collect();
+    if arguments.is_empty() { syn::parse_quote!(#name) } else { syn::parse_quote!(#name<#(#arguments),*>) }
 }
 
 /// The name may be a struct's: `Unit`.
@@ -104,6 +144,11 @@ pub fn is_struct_name(name: &str) -> bool {
         && !foreign
         && name.chars().all(char::is_alphanumeric)
         && !VALUES.contains(&name)
+}
+
+/// The type may be that of a compile-time parameter.
+pub fn is_constant_type(ty: &str) -> bool {
+    matches!(ty, "u32" | "i32" | "f32" | "bool")
 }
 
 /// Reads types in the scope of a function's type parameters.
@@ -154,7 +199,7 @@ impl Types<'_> {
     /// Reads an element of memory: any value type but a struct.
     pub fn element(&self, ty: &Type) -> Option<String> {
         let name = self.value(ty)?;
-        if is_struct_name(&name) && !self.parameters.contains(&name) {
+        if is_struct_name(base_name(&name)) && !self.parameters.contains(&name) {
             self.errors.refuse(ty, "a struct lives in registers: memory holds numbers and vectors");
             return None;
         }
@@ -168,11 +213,17 @@ impl Types<'_> {
             return Some(name);
         }
         if let Type::Path(path) = ty
-            && let Some(ident) = path.path.get_ident()
-            && is_struct_name(&name)
+            && path.path.segments.len() == 1
+            && let base = path.path.segments[0].ident.to_string()
+            && is_struct_name(&base)
         {
-            self.structs.0.borrow_mut().entry(name.clone()).or_insert_with(|| ident.clone());
-            return Some(name);
+            let mut arguments = Vec::new();
+            for argument in type_arguments(ty) {
+                arguments.push(self.element(argument)?);
+            }
+            let spelled = if arguments.is_empty() { base.clone() } else { format!("{base}<{}>", arguments.join(", ")) };
+            self.structs.0.borrow_mut().entry(base).or_insert_with(|| outside(ty, self.parameters));
+            return Some(spelled);
         }
         let hint = match name.as_str() {
             "f64" => "a kernel computes in f32: write `f32`",
@@ -182,7 +233,7 @@ impl Types<'_> {
             "u128" | "i128" => "no 128-bit integers on the GPU: write `U32x4` for 16 bytes",
             "char" | "str" | "String" => "no text in a kernel",
             _ => {
-                "not a value type of the kernel language: use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
+                "not a value type of the kernel language: use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` or `#[view]` struct"
             }
         };
         self.errors.refuse(ty, format!("type `{name}`: {hint}"));

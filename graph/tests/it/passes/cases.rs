@@ -166,7 +166,8 @@ fn also(g: &mut Builder, obstacle: bool, result: Value, value: Value) -> Value {
     g.mul(result, other)
 }
 
-/// Two layers' inputs: a projection's norm and a table's row, added and scaled. What is `also_read`: the sum's operand, the row.
+/// Two layers' inputs: a projection's norm and a table's row, added and scaled. What is `also_read`: the sum's operand,
+/// the row.
 fn per_layer_inputs(g: &mut Builder, weighted: bool, also_read: [bool; 2]) -> Value {
     let (x, project) = (rows(g, 32), g.weight("project", F32, &[32, 64]));
     let (norm, table, tokens) = (g.weight("norm", F32, &[32]), g.weight("table", F32, &[64, 100]), g.tokens());

@@ -1,7 +1,7 @@
 //! What a drafter's file says about it, and whether it belongs to a model.
 
 use super::super::config::{Attention, Config, ConfigError, Keys, Layer, MOST_LAYERS, Reach, in_range, positive};
-use super::{DrafterError, ORDERING};
+use super::error::{DrafterError, ORDERING};
 use crate::gguf::{Array, Header};
 
 /// Groups that a step scores, where the file has centroids and does not say.
@@ -24,7 +24,8 @@ pub struct Centroids {
 }
 
 impl DrafterConfig {
-    /// Reads the drafter in `file` and compares it with the model in `target_file`. All that does not fit is told at once.
+    /// Reads the drafter in `file` and compares it with the model in `target_file`. All that does not fit is told at
+    /// once.
     pub fn read(file: &Header, target_file: &Header, target: &Config) -> Result<DrafterConfig, DrafterError> {
         let found = file.metadata().str("general.architecture").map_err(ConfigError::from)?;
         if found != "gemma4-assistant" {

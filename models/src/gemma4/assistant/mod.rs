@@ -1,20 +1,23 @@
 //! The drafter ("assistant") that comes beside a text model: a few layers that guess the model's next tokens.
 //!
-//! It has no keys and values of its own. Its layers read those of the model's last layers that own some, sliding or global, up to the
-//! token that is about to be run. One step takes that token and a hidden state, and gives logits and the next step's hidden state; the first
-//! step's is what the model's LM head read. All steps of a round look from the same position.
+//! It has no keys and values of its own. Its layers read those of the model's last layers that own some, sliding or
+//! global, up to the token that is about to be run. One step takes that token and a hidden state, and gives logits and
+//! the next step's hidden state; the first step's is what the model's LM head read. All steps of a round look from the
+//! same position.
 
 mod config;
+mod error;
 mod forward;
 mod weights;
 
-use gemma4c_graph::{Builder, Graph, NodeId, VerifyError, WeightId};
+use gemma4c_graph::{Builder, Graph, NodeId, WeightId};
 
 pub use config::{Centroids, DrafterConfig};
+pub use error::DrafterError;
 
 use super::config::{Config, ConfigError};
-use super::weights::WeightsError;
 use crate::gguf::{Gguf, Header};
+use error::ORDERING;
 
 /// A drafter as a graph over one row a sequence, whose output is logits.
 #[derive(Debug)]
@@ -24,34 +27,6 @@ pub struct DrafterGraph {
     pub borrowed: (WeightId, &'static str),
     /// What the next step's hidden state is.
     pub hidden: NodeId,
-}
-
-/// Why a file gives no drafter for a model.
-#[derive(Debug, thiserror::Error)]
-pub enum DrafterError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error("general.architecture is `{found}`, expected `gemma4-assistant`: this is not a drafter")]
-    NotADrafter { found: String },
-    #[error("the drafter{} does not belong to the model{}:{}", called(drafter), called(model), listed(problems))]
-    OtherModel { drafter: Option<String>, model: Option<String>, problems: Vec<String> },
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    #[error("tensor {ORDERING}: {why}")]
-    Ordering { why: String },
-    #[error("the declared drafter is not well-formed: {0}")]
-    Graph(#[from] VerifyError),
-}
-
-/// The tokens, group after group, of a drafter that scores only some groups.
-const ORDERING: &str = "masked_embd_ordering";
-
-fn called(name: &Option<String>) -> String {
-    name.as_ref().map_or(String::new(), |name| format!(" `{name}`"))
-}
-
-fn listed(problems: &[String]) -> String {
-    problems.iter().map(|problem| format!("\n  {problem}")).collect()
 }
 
 /// The drafter in `file` for the model in `target_file`.

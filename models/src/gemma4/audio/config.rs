@@ -1,7 +1,7 @@
 //! What a projector file says about its tower for sound.
 
 use super::super::config::{ConfigError, MOST_LAYERS, in_range};
-use super::AudioError;
+use super::error::AudioError;
 use crate::gguf::Header;
 
 /// The file's epsilon is wrong in older files; this is the model's.

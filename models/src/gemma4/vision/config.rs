@@ -1,7 +1,7 @@
 //! What a projector file says about its vision tower.
 
 use super::super::config::{ConfigError, MOST_LAYERS, in_range, positive};
-use super::VisionError;
+use super::error::VisionError;
 use crate::gguf::{Array, FromValue, Header};
 
 /// Patches along the square that becomes one soft token, where the file does not say.

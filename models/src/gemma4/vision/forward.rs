@@ -1,4 +1,5 @@
-//! The vision tower as equations: `h` is the residual, one row for each patch, until patches are pooled into soft tokens.
+//! The vision tower as equations: `h` is the residual, one row for each patch, until patches are pooled into soft
+//! tokens.
 
 use gemma4c_dsl::dataflow;
 use gemma4c_graph::{Builder, NodeId, Value, WeightId};

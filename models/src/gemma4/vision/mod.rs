@@ -1,19 +1,20 @@
 //! The tower that makes soft tokens of pictures, from the projector file (mmproj) that comes beside a text model.
 //!
-//! Its sizes are in that file's metadata, its features (clipped products, standardised results) in the list of its tensors. What is in
-//! neither is the model's: the base of the rotation, and that three by three patches make a soft token. One kind has no encoder: a soft token
-//! is a projection of its pixels.
+//! Its sizes are in that file's metadata, its features (clipped products, standardised results) in the list of its
+//! tensors. What is in neither is the model's: the base of the rotation, and that three by three patches make a soft
+//! token. One kind has no encoder: a soft token is a projection of its pixels.
 
 mod config;
+mod error;
 mod forward;
 mod weights;
 
-use gemma4c_graph::{Builder, Graph, NodeId, VerifyError};
+use gemma4c_graph::{Builder, Graph, NodeId};
 
 pub use config::VisionConfig;
+pub use error::VisionError;
 
-use super::config::{Config, ConfigError};
-use super::weights::WeightsError;
+use super::config::Config;
 use crate::gguf::Header;
 
 /// A tower as a graph over the patches of one picture.
@@ -22,33 +23,6 @@ pub struct VisionTower {
     pub graph: Graph,
     /// Values that a person may want to see, by the names that the reference data has for them.
     pub stages: Vec<(String, NodeId)>,
-}
-
-/// Why a projector file gives no tower for a model.
-#[derive(Debug, thiserror::Error)]
-pub enum VisionError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error("general.architecture is `{found}`, expected `clip`: this is not a projector file (mmproj)")]
-    NotAProjector { found: String },
-    #[error("the projector has no vision encoder (clip.has_vision_encoder)")]
-    NoVision,
-    #[error("clip.vision.projector_type is `{found}`; `gemma4v` and `gemma4uv` are read")]
-    Kind { found: String },
-    #[error(
-        "the projector{} makes soft tokens {projection} wide, the model{} is {hidden} wide: they belong to different sizes",
-        called(projector),
-        called(model)
-    )]
-    OtherSize { projector: Option<String>, projection: u32, model: Option<String>, hidden: u32 },
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    #[error("the declared tower is not well-formed: {0}")]
-    Graph(#[from] VerifyError),
-}
-
-fn called(name: &Option<String>) -> String {
-    name.as_ref().map_or(String::new(), |name| format!(" `{name}`"))
 }
 
 /// Whether a projector's soft tokens fit a text model.

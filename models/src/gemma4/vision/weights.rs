@@ -67,7 +67,8 @@ pub(super) fn declare(file: &Header, config: &VisionConfig, builder: &mut Builde
     // How many positions there are is known by the table alone.
     let positions = file.tensor("v.position_embd.weight").and_then(|table| table.dims().get(1).copied());
     let positions = positions.and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
-    // Stored by column, row and channel of a pixel, or as one row of that order: that is how patches are laid out for it.
+    // Stored by column, row and channel of a pixel, or as one row of that order: that is how patches are laid out for
+    // it.
     let rows = [config.patch_width(), width];
     let stored: &[u32] = if config.encoder.is_some() { &[patch, patch, 3, width] } else { &rows };
     let weights = Weights {

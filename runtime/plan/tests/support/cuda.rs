@@ -5,7 +5,7 @@ use gemma4c_plan::cuda::{
     KvType, Launch, Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region,
     StepOutput,
 };
-use gemma4c_plan::{Plan, Target};
+use gemma4c_plan::{Plan, Target, WeightId};
 
 const MEMORY: Memory = Memory { weights: 1 << 16, kv: 4096, arena: 8192, host: 4096 };
 /// Indices into the kernels.
@@ -181,7 +181,7 @@ fn loads(plan: &Plan) -> Vec<Load> {
     let bytes = plan.weights[0].bytes;
     vec![
         Load {
-            weight: 0,
+            weight: WeightId(0),
             rows: rows_of(0),
             parts: vec![
                 LoadPart::Copy { to: range(Region::Host, 0, bytes) },
@@ -189,7 +189,7 @@ fn loads(plan: &Plan) -> Vec<Load> {
             ],
         },
         Load {
-            weight: 2,
+            weight: WeightId(2),
             rows: rows_of(2),
             parts: vec![LoadPart::Kernel {
                 kernel: REPACK,

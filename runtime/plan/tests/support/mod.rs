@@ -8,8 +8,8 @@ use gemma4c_blocks::DType;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
-    Cache, Drafter, Kind, MediaTokens, Medium, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage,
-    Step, Strings, Target, TokenKind, Tower, Value, Vocab, Weight,
+    Cache, CacheId, Drafter, Kind, MediaTokens, Medium, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling,
+    Stage, Step, Strings, Target, TokenKind, Tower, Value, Vocab, Weight, WeightId,
 };
 
 const VOCAB: u32 = 12;
@@ -27,13 +27,13 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> u32 {
+    fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> WeightId {
         let mut weight =
             Weight { name: name.into(), dtype, dims: dims.into(), file: 0, offset: self.file_bytes, bytes: 0 };
         weight.bytes = weight.expected_bytes().expect("rows are whole blocks");
         self.file_bytes += weight.bytes;
         self.weights.push(weight);
-        self.weights.len() as u32 - 1
+        WeightId(self.weights.len() as u32 - 1)
     }
 
     fn step(&mut self, op: Op, inputs: &[u32], kind: Kind, rows: RowCount, width: u32) -> u32 {
@@ -105,7 +105,7 @@ pub fn cpu_plan() -> Plan {
     let k_raw = s.floats(Op::MatMul { weight: k }, &[normed], Chunk, 32);
     let k = s.floats(rope, &[k_raw], Chunk, 32);
     let v = s.floats(Op::RmsNorm { weight: None, group: 16, eps: 1e-6 }, &[k_raw], Chunk, 32);
-    let kv = s.step(Op::KvAppend { cache: 0 }, &[k, v], Kind::Kv { cache: 0 }, Chunk, 32);
+    let kv = s.step(Op::KvAppend { cache: CacheId(0) }, &[k, v], Kind::Kv { cache: CacheId(0) }, Chunk, 32);
     let mixed = s.floats(Op::Attention { heads: 4 }, &[q, kv], Chunk, 64);
     let out = s.floats(Op::MatMul { weight: o }, &[mixed], Chunk, 32);
     let h = s.floats(Op::Add, &[h, out], Chunk, 32);
@@ -206,7 +206,7 @@ pub fn with_tower(mut plan: Plan) -> Plan {
     plan.model.files[0].bytes = s.file_bytes;
     // The text's rows take them in.
     plan.program.steps[2].op = Op::PlaceSoft;
-    plan.program.steps[1].op = Op::GatherText { table: 0, pad: 0 };
+    plan.program.steps[1].op = Op::GatherText { table: WeightId(0), pad: 0 };
     plan
 }
 
@@ -222,8 +222,8 @@ pub fn with_drafter(mut plan: Plan) -> Plan {
     let head = s.weight("token_embd.weight", DType::F32, &[16, VOCAB as u64]);
     let post = s.weight("nextn.post_projection.weight", DType::F32, &[16, 32]);
     let tokens = s.step(Op::Tokens, &[], Kind::Tokens, Chunk, 1);
-    let kv = s.step(Op::BorrowKv { cache: 0 }, &[], Kind::Kv { cache: 0 }, Chunk, 32);
-    let rows = s.floats(Op::Gather { table: 0 }, &[tokens], Chunk, 32);
+    let kv = s.step(Op::BorrowKv { cache: CacheId(0) }, &[], Kind::Kv { cache: CacheId(0) }, Chunk, 32);
+    let rows = s.floats(Op::Gather { table: WeightId(0) }, &[tokens], Chunk, 32);
     let hidden = s.floats(Op::Hidden { width: 32 }, &[], Chunk, 32);
     let both = s.floats(Op::Concat, &[rows, hidden], Chunk, 64);
     let x = s.floats(Op::MatMul { weight: pre }, &[both], Chunk, 16);
@@ -235,7 +235,7 @@ pub fn with_drafter(mut plan: Plan) -> Plan {
     let closest = s.step(Op::Route { top_k: 2 }, &[scores], Kind::Routing { experts: 4 }, Chunk, 2);
     let candidates = s.step(Op::Candidates { each: 3 }, &[closest], Kind::Tokens, Chunk, 6);
     let scored = s.floats(Op::TokenMatMul { weight: head }, &[x, candidates], Chunk, 6);
-    let output = s.floats(Op::SpreadTokens, &[scored, candidates], Chunk, VOCAB);
+    let output = s.floats(Op::SpreadTokens { width: VOCAB }, &[scored, candidates], Chunk, VOCAB);
     let next = s.floats(Op::MatMul { weight: post }, &[x], Chunk, 32);
     let program = Program {
         arena_bytes: s.arena_bytes,

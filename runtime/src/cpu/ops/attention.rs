@@ -1,9 +1,9 @@
 //! Attention with scale 1: causal, over a layer's keys and values, or of all rows over all rows.
 //!
-//! Keys are taken in segments of 256 absolute positions, as in split-KV attention. A segment's result for a query (the largest
-//! score, the sum of the exponentials relative to it, the values weighted by them) depends on the query and the segment alone,
-//! and segments are merged in order. So a long context can be shared among threads, and a chunk of rows can walk through the segments
-//! together, with the same bits.
+//! Keys are taken in segments of 256 absolute positions, as in split-KV attention. A segment's result for a query (the
+//! largest score, the sum of the exponentials relative to it, the values weighted by them) depends on the query and the
+//! segment alone, and segments are merged in order. So a long context can be shared among threads, and a chunk of rows
+//! can walk through the segments together, with the same bits.
 
 use std::ops::Range;
 
@@ -25,9 +25,9 @@ pub struct Span<'a> {
     pub rows: usize,
 }
 
-/// Attends from the rows of `q` (n × heads · head_dim), which are those of `spans` one after the other, to all positions of their own
-/// sequence up to their own; with a window, to the `window` latest of these, their own among them. A row at a position in one of
-/// the ranges `ahead`, which are in order, sees the rest of its range as well.
+/// Attends from the rows of `q` (n × heads · head_dim), which are those of `spans` one after the other, to all
+/// positions of their own sequence up to their own; with a window, to the `window` latest of these, their own among
+/// them. A row at a position in one of the ranges `ahead`, which are in order, sees the rest of its range as well.
 ///
 /// Query head h reads key and value head `h / (heads / kv.heads())`.
 pub fn attention(

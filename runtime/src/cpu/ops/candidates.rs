@@ -15,8 +15,8 @@ pub fn matmul(w: &Matrix, tokens: &[u32], x: &[f32], out: &mut [f32]) {
     matmul::expert_matmul(&experts, tokens, x, 0..1, out);
 }
 
-/// Rows of `width` values: token t has the value that `tokens` puts there, and the others the least of these less 1. `x` and `tokens` have as
-/// many for each row of `out`.
+/// Rows of `width` values: token t has the value that `tokens` puts there, and the others the least of these less 1.
+/// `x` and `tokens` have as many for each row of `out`.
 pub fn spread(x: &[f32], tokens: &[u32], width: usize, out: &mut [f32]) {
     assert!(x.len() == tokens.len() && out.len().is_multiple_of(width));
     if out.is_empty() {

@@ -29,7 +29,8 @@ impl Grid {
     }
 }
 
-/// The row of `table` at each patch's coordinate along `axis`. The table has as many rows as the grid is long: the caller has checked it.
+/// The row of `table` at each patch's coordinate along `axis`. The table has as many rows as the grid is long: the
+/// caller has checked it.
 pub fn axis_rows(table: &Matrix, grid: Grid, axis: usize, out: &mut [f32]) {
     assert_eq!(out.len(), grid.patches() * table.cols);
     rows_in_parallel(out, table.cols, |first, piece| {
@@ -39,7 +40,8 @@ pub fn axis_rows(table: &Matrix, grid: Grid, axis: usize, out: &mut [f32]) {
     });
 }
 
-/// Rotates the rows of `x`: of each head of `head_dim` the first half by the patch's column, the second by its row. `table` is of half a head.
+/// Rotates the rows of `x`: of each head of `head_dim` the first half by the patch's column, the second by its row.
+/// `table` is of half a head.
 pub fn grid_rope(x: &mut [f32], width: usize, head_dim: usize, grid: Grid, table: &RopeTable) {
     let half = head_dim / 2;
     let [by_column, by_row] = [0, 1].map(|axis| table.angles(&grid.coordinates(axis)));

@@ -1,4 +1,5 @@
-//! Matrix products with encoded weights: `out = x · Wᵀ`, with one matrix for all rows, or with the matrices of each row's experts.
+//! Matrix products with encoded weights: `out = x · Wᵀ`, with one matrix for all rows, or with the matrices of each
+//! row's experts.
 
 use std::ops::Range;
 
@@ -61,8 +62,8 @@ pub fn matmul(w: &Matrix, x: &[f32], out: &mut [f32]) {
 
 /// The rows `rows` of expert `ids[slot]` times the slot's input, into `out` (slots × the range's length).
 ///
-/// With k experts for each of n rows there are n × k slots. `x` holds one input for each row, which its k slots share (n × cols), or
-/// one for each slot (n × k × cols).
+/// With k experts for each of n rows there are n × k slots. `x` holds one input for each row, which its k slots share
+/// (n × cols), or one for each slot (n × k × cols).
 pub fn expert_matmul(w: &Experts, ids: &[u32], x: &[f32], rows: Range<usize>, out: &mut [f32]) {
     if out.is_empty() {
         return;

@@ -13,7 +13,8 @@ pub struct Routes {
     pub weights: Vec<f32>,
 }
 
-/// The `k` largest of each row of `experts` logits (of equals the lower index first), weighted by softmax among themselves.
+/// The `k` largest of each row of `experts` logits (of equals the lower index first), weighted by softmax among
+/// themselves.
 pub fn route(logits: &[f32], experts: usize, k: usize) -> Routes {
     assert!(0 < k && k <= experts && logits.len().is_multiple_of(experts));
     let rows = logits.len() / experts;
@@ -33,7 +34,8 @@ pub fn route(logits: &[f32], experts: usize, k: usize) -> Routes {
     routes
 }
 
-/// `out = Σ weight · scale[expert] · expert's row` over each row's experts; `x` holds k rows of `width` for each row of `out`.
+/// `out = Σ weight · scale[expert] · expert's row` over each row's experts; `x` holds k rows of `width` for each row of
+/// `out`.
 pub fn mix_experts(x: &[f32], routes: &Routes, scale: Option<&[f32]>, width: usize, out: &mut [f32]) {
     let k = routes.k;
     assert!(x.len() == routes.ids.len() * width && out.len() * k == x.len());

@@ -1,7 +1,7 @@
 //! Software prefetch of weights.
 //!
-//! The hardware prefetcher fetches ahead, but not far, and not past the end of a page. With the decoding of each cache line in between,
-//! the processor would wait for a third of the time.
+//! The hardware prefetcher fetches ahead, but not far, and not past the end of a page. With the decoding of each cache
+//! line in between, the processor would wait for a third of the time.
 
 /// How far ahead, in bytes: several times what memory delivers during its latency.
 const AHEAD: usize = 4096;

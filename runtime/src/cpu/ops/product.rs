@@ -1,8 +1,8 @@
 //! Rows of weights times rows of activations: what all matrix products come down to.
 //!
-//! There are two ways, with equal bits (see [`lanes`]). For a few activation rows, as in decode, weights are decoded some blocks at a
-//! time into L1 and multiplied at once. For many, a strip of weight rows is decoded into a scratch buffer that stays in L2, then
-//! multiplied with all activation rows in register tiles.
+//! There are two ways, with equal bits (see [`lanes`]). For a few activation rows, as in decode, weights are decoded
+//! some blocks at a time into L1 and multiplied at once. For many, a strip of weight rows is decoded into a scratch
+//! buffer that stays in L2, then multiplied with all activation rows in register tiles.
 
 use gemma4c_blocks::decode::{BlockFormat, decode_row, decode_row_as};
 use gemma4c_blocks::{DType, with_format};
@@ -25,8 +25,9 @@ pub struct Task<'a> {
 /// Up to this many activation rows are multiplied while the weights are decoded.
 const FEW: usize = 3;
 
-/// The weight rows in a strip, of `rows` in all, for `inputs` activation rows: several strips a thread, so that threads end at about
-/// the same time; but enough work in each to be worth a task, and no more than fits L2 where a strip is decoded as a whole.
+/// The weight rows in a strip, of `rows` in all, for `inputs` activation rows: several strips a thread, so that threads
+/// end at about the same time; but enough work in each to be worth a task, and no more than fits L2 where a strip is
+/// decoded as a whole.
 pub fn strip_rows(dtype: DType, rows: usize, cols: usize, inputs: usize) -> usize {
     let layout = dtype.layout();
     let row_bytes = if inputs <= FEW { cols / layout.len * layout.bytes } else { cols * size_of::<f32>() };
@@ -79,8 +80,8 @@ vectorised! {
     }
 }
 
-/// Values decoded before they are multiplied: few enough that the processor still decodes the next piece while it multiplies
-/// this one.
+/// Values decoded before they are multiplied: few enough that the processor still decodes the next piece while it
+/// multiplies this one.
 const PIECE: usize = 256;
 
 #[repr(align(64))]

@@ -6,7 +6,8 @@ use super::parallel::rows_in_parallel;
 
 /// The frequencies of one kind of layer, and the angles last asked for.
 ///
-/// All layers of a kind share one and rotate the same positions in a pass, so the sines and cosines of a pass are worth keeping.
+/// All layers of a kind share one and rotate the same positions in a pass, so the sines and cosines of a pass are worth
+/// keeping.
 #[derive(Debug)]
 pub struct RopeTable {
     /// One a pair: `base^(-2i / head_dim) / factor`.

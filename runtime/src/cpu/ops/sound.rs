@@ -8,8 +8,9 @@ use super::parallel::rows_in_parallel;
 /// Floats of taps that are gathered at once before they are multiplied.
 const GATHERED: usize = 1 << 20;
 
-/// A 3 by 3 convolution over rows and columns of `channels` values, with stride 2 and zeros around. `width` is that of a row of `x`, and a row of
-/// `weight` has the taps of one output: input channel, row, column. The taps of every output are gathered and multiplied as rows.
+/// A 3 by 3 convolution over rows and columns of `channels` values, with stride 2 and zeros around. `width` is that of
+/// a row of `x`, and a row of `weight` has the taps of one output: input channel, row, column. The taps of every output
+/// are gathered and multiplied as rows.
 pub fn halving_conv(weight: &Matrix, x: &[f32], width: usize, channels: usize, out: &mut [f32]) {
     let (rows, columns, taps) = (x.len() / width, width / channels, 9 * channels);
     let out_columns = columns.div_ceil(2);
@@ -38,7 +39,8 @@ pub fn halving_conv(weight: &Matrix, x: &[f32], width: usize, channels: usize, o
     }
 }
 
-/// `out[t] = Σ_j w[j] x[t - taps + 1 + j]` for every value of a row by itself; a row of `weight` has the taps of one value.
+/// `out[t] = Σ_j w[j] x[t - taps + 1 + j]` for every value of a row by itself; a row of `weight` has the taps of one
+/// value.
 pub fn causal_conv(weight: &Matrix, x: &[f32], out: &mut [f32]) {
     let (width, taps) = (weight.rows, weight.cols);
     assert!(x.len() == out.len() && x.len().is_multiple_of(width));
@@ -108,7 +110,8 @@ pub fn near_attention(q: &[f32], k: &[f32], v: &[f32], near: &Near<'_>, out: &mu
     });
 }
 
-/// For each distance the sines, then the cosines, of its product with frequencies from 1 down to 1/10000. Taken in f64 and rounded once.
+/// For each distance the sines, then the cosines, of its product with frequencies from 1 down to 1/10000. Taken in f64
+/// and rounded once.
 fn waves(reach: usize, width: usize) -> Vec<f32> {
     let half = width / 2;
     let frequency = move |i: usize| 10_000f64.powf(-(i as f64) / (half as f64 - 1.0));

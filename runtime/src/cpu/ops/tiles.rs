@@ -2,8 +2,8 @@
 //!
 //! A tile changes which sums are computed together, never the order within one: see [`lanes`].
 //!
-//! The loops that matter are functions of their own with nothing else in them. Whether the compiler turns such a loop into vector
-//! code depends on its surroundings; a tile that falls apart is twenty times slower.
+//! The loops that matter are functions of their own with nothing else in them. Whether the compiler turns such a loop
+//! into vector code depends on its surroundings; a tile that falls apart is twenty times slower.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -71,7 +71,8 @@ const STEPS: usize = 32;
 #[repr(align(64))]
 struct Panel<const B: usize>([[Step; STEPS]; B]);
 
-/// Where a number of rows is no multiple of the tile's, the last tile overlaps the one before and computes the same again.
+/// Where a number of rows is no multiple of the tile's, the last tile overlaps the one before and computes the same
+/// again.
 #[inline(always)]
 fn all_dots_tiled<const A: usize, const B: usize>(
     a: &[&[f32]],
@@ -125,8 +126,8 @@ fn all_dots_tiled<const A: usize, const B: usize>(
     }
 }
 
-/// Some steps of every pair of a row of `a` and a row of `b`. `WIDTH` lanes go through all steps before the next, so that
-/// A × B × WIDTH sums stay in registers.
+/// Some steps of every pair of a row of `a` and a row of `b`. `WIDTH` lanes go through all steps before the next, so
+/// that A × B × WIDTH sums stay in registers.
 #[inline(always)]
 fn accumulate_tile<const A: usize, const B: usize, const WIDTH: usize>(
     a: [&[Step]; A],

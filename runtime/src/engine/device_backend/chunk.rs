@@ -56,8 +56,8 @@ impl BackendDevice {
         }
     }
 
-    /// Asked rows of the latest chunk, which was queued without them, one after the other. Each leaves its token in its own word of the same entry of the
-    /// history, and its logits where the next one's will be. Their result is one.
+    /// Asked rows of the latest chunk, which was queued without them, one after the other. Each leaves its token in its
+    /// own word of the same entry of the history, and its logits where the next one's will be. Their result is one.
     pub(crate) fn ask(&mut self, asked: &[AskedRow]) -> Result<(), RuntimeError> {
         let (phase, segments) = self.latest_chunk.clone().ok_or_else(|| RuntimeError::Backend("no chunk".into()))?;
         let Shape { asked_from, steps, .. } = self.phases[phase];

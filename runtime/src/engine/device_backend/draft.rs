@@ -1,49 +1,38 @@
 //! A plan's drafter on a backend: guesses what follows a token, and leaves it where the rows that verify it find it.
 //!
-//! One sequence goes on in rounds, each a single replay: the device decides which drafts were right, and the next round finds where to begin. Sequences of a batch are
-//! drafted for one after the other, before the decode of all; there the host reads the drafts with what was picked, and decides.
+//! One sequence goes on in rounds, each a single replay: the device decides which drafts were right, and the next round
+//! finds where to begin. Sequences of a batch are drafted for one after the other, before the decode of all; there the
+//! host reads the drafts with what was picked, and decides.
 
+use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaDrafter, CudaProgram, RECORD_WORDS, record};
 
 use super::super::device::{Picking, Row};
+use super::super::inspect::DraftFrom;
 use super::{Awaited, BackendDevice, arena};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
 use crate::runs::{Round, rounds};
-
-/// From where a drafter guesses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DraftFrom {
-    pub slot: u32,
-    /// The token that is to be followed, which was not decoded yet, and its position: at least 1.
-    pub token: u32,
-    pub position: u32,
-    /// The row of the latest decode, or of the latest asked row of a chunk (0), that the token was picked from.
-    pub row: u32,
-}
 
 /// The drafter of a plan, as its launches are queued.
 pub(super) struct DrafterShape {
     phase: usize,
     of_plan: CudaDrafter,
     rounds: Vec<Round>,
+    /// Tokens of a group are beside each other; empty where every token has a score.
+    pub(super) token_order: Vec<u32>,
 }
 
 impl DrafterShape {
-    pub fn of(program: &CudaProgram) -> Option<DrafterShape> {
-        let of_plan = program.drafter.clone()?;
-        Some(DrafterShape { phase: program.drafter_phase(), of_plan, rounds: rounds(program) })
+    pub fn of(plan: &Plan, program: &CudaProgram) -> Option<DrafterShape> {
+        let (of_plan, token_order) = (program.drafter.clone()?, plan.drafter.as_ref()?.token_order.clone());
+        Some(DrafterShape { phase: program.drafter_phase(), of_plan, rounds: rounds(program), token_order })
     }
 }
 
 impl BackendDevice {
-    fn drafter(&self) -> Result<&DrafterShape, RuntimeError> {
+    pub(super) fn drafter(&self) -> Result<&DrafterShape, RuntimeError> {
         self.drafter.as_ref().ok_or(RuntimeError::NoDrafter)
-    }
-
-    /// Drafts that can be made at once; 0 without a drafter.
-    pub(crate) fn most_drafts(&self) -> u32 {
-        self.drafter.as_ref().map_or(0, |drafter| drafter.of_plan.ends.len() as u32)
     }
 
     /// The row of the latest passes that has the state of the position before this one.
@@ -52,18 +41,20 @@ impl BackendDevice {
         self.entered.iter().position(|entered| *entered == Some(before)).map(|row| row as u32)
     }
 
-    /// `first` is the row of the token that is to be followed in the decode that verifies the drafts: they are counted from there.
+    /// `first` is the row of the token that is to be followed in the decode that verifies the drafts: they are counted
+    /// from there.
     fn write_draft_records(&mut self, from: DraftFrom, first: u32) -> Result<(), RuntimeError> {
         let at = self.drafter()?.of_plan.places.record;
+        let DraftFrom { slot, token, position } = from;
+        let row = self.entered_row(slot, position).ok_or(RuntimeError::NothingToDraftFrom)?;
         let of = |position: u32, token: u32| {
             let mut words = [0; RECORD_WORDS as usize];
             (words[record::POSITION], words[record::ROWS]) = (position, 1);
-            (words[record::TOKEN], words[record::SLOT]) = (token, from.slot);
+            (words[record::TOKEN], words[record::SLOT]) = (token, slot);
             words[record::TICK] = first;
             words
         };
-        let before = from.position.checked_sub(1).ok_or(RuntimeError::NothingToDraftFrom)?;
-        self.write(at, &[of(from.position, from.token), of(before, from.row)].concat())
+        self.write(at, &[of(position, token), of(position - 1, row)].concat())
     }
 
     /// The launches between two drafts.
@@ -78,8 +69,9 @@ impl BackendDevice {
         Ok(Run { phase: *phase, steps, pick: Pick::None })
     }
 
-    /// Runs one step of the drafter and reads what it left: its token, its scores, the groups that they are of, and the hidden state of the next step.
-    pub(crate) fn draft_step(&mut self, from: DraftFrom, step: u32) -> Result<DraftedStep, RuntimeError> {
+    /// Runs one step of the drafter and reads what it left: its token, its scores, the groups that they are of, and the
+    /// hidden state of the next step.
+    pub(super) fn draft_step(&mut self, from: DraftFrom, step: u32) -> Result<DraftedStep, RuntimeError> {
         if step == 0 {
             self.write_draft_records(from, 0)?;
         }
@@ -101,14 +93,15 @@ impl BackendDevice {
     }
 
     /// Says where the rounds of one sequence begin, and how its rows are picked.
-    pub(crate) fn begin_rounds(&mut self, from: DraftFrom, picking: &Picking) -> Result<(), RuntimeError> {
-        self.write_draft_records(from, 0)?;
+    pub(super) fn write_round_records(&mut self, first: &Row) -> Result<(), RuntimeError> {
+        let Row { slot, position, token, picking } = *first;
+        self.write_draft_records(DraftFrom { slot, token, position }, 0)?;
         let mut words = Vec::new();
         for row in 0..self.limits.verified_rows {
             // A row is in use once its draft is there.
-            let (in_use, token) = if row == 0 { (1, from.token) } else { (0, 0) };
-            let mut record = self.record(from.position + row, in_use, token, from.slot);
-            self.settings(&mut record, picking);
+            let (in_use, token) = if row == 0 { (1, token) } else { (0, 0) };
+            let mut record = self.record(position + row, in_use, token, slot);
+            self.settings(&mut record, &picking);
             words.extend(record);
         }
         let phase = self.decode_phase(self.limits.verified_rows)?;
@@ -119,9 +112,8 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// Queues a round behind where rounds have come to: so many drafts, a decode that verifies them, and what is kept of them. Its result is the drafts that were
-    /// right and the token behind them; nothing where that could not be picked. What is `given` takes the places of the first drafts, and the drafter runs all the same.
-    pub(crate) fn round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
+    /// A round as one replay.
+    pub(super) fn queue_round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
         let (pick, shape) = (self.pick_for(&[*picking]), self.drafter()?);
         let round = shape.rounds.iter().find(|round| (round.drafts, round.pick) == (drafts, pick));
         let round = round.ok_or_else(|| RuntimeError::Backend(format!("the plan has no round of {drafts} drafts")))?;
@@ -136,16 +128,16 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// Queues drafts of what follows the first row of each sequence that has several, one sequence after the other, and a decode of all rows.
-    pub(super) fn draft_sequences(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+    /// Queues drafts of what follows the first row of each sequence that has several, one sequence after the other, and
+    /// a decode of all rows.
+    pub(super) fn draft_sequences(&mut self, rows: &[Row], given: bool) -> Result<(), RuntimeError> {
         let phase = self.decode_phase(rows.len() as u32)?;
         self.write_rows(phase, rows)?;
         let mut guessed = Vec::new();
         for sequence in Row::sequences(rows).filter(|rows| rows.len() > 1) {
             let Row { slot, token, position, .. } = rows[sequence.start];
-            let row = self.entered_row(slot, position).ok_or(RuntimeError::NothingToDraftFrom)?;
             let run = self.draft_run(0, sequence.len() as u32 - 1)?;
-            self.write_draft_records(DraftFrom { slot, token, position, row }, sequence.start as u32)?;
+            self.write_draft_records(DraftFrom { slot, token, position }, sequence.start as u32)?;
             self.backend.run(run)?;
             guessed.extend(sequence.start as u32..sequence.end as u32 - 1);
         }
@@ -154,13 +146,16 @@ impl BackendDevice {
         let words = guessed.last().map_or(1, |last| last + 1);
         self.backend.send_back(arena(at, 4 * u64::from(words)))?;
         self.results.push_back(Awaited::Some(guessed));
+        if given {
+            self.write_rows(phase, rows)?;
+        }
         self.run_decode(phase, rows)
     }
 }
 
 /// What a step of a drafter left.
 #[derive(Clone, Debug)]
-pub(crate) struct DraftedStep {
+pub(super) struct DraftedStep {
     pub token: u32,
     pub scores: Vec<f32>,
     pub groups: Vec<u32>,

@@ -6,7 +6,8 @@ use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
 use super::{BackendDevice, arena};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
-use crate::soft::{SoftRows, TowerLimits};
+use crate::cpu::Tap;
+use crate::soft::{Patches, SoftRows, TowerLimits};
 
 /// Floats that are read at a time.
 const PIECE: usize = 1 << 18;
@@ -64,19 +65,15 @@ impl Towers {
     }
 }
 
-/// Is shown a value's name, its width and its rows.
-pub(crate) type Show<'a> = dyn FnMut(&str, usize, &mut [f32]) + 'a;
-
 impl BackendDevice {
-    /// The soft tokens of a picture of `columns` by `rows` patches, which the tower takes. Every value that the launches leave in memory is shown.
-    pub(crate) fn look(
+    /// The soft tokens of a medium that the tower takes. A tap is shown every value that the launches write to memory.
+    pub(super) fn run_tower(
         &mut self,
         tower: usize,
-        patches: &[f32],
-        columns: u32,
-        rows: u32,
-        mut show: Option<&mut Show<'_>>,
+        patches: Patches<'_>,
+        mut tap: Option<&mut Tap<'_>>,
     ) -> Result<Vec<f32>, RuntimeError> {
+        let Patches { values: patches, columns, rows } = patches;
         let (count, width) = (columns * rows, self.towers.width);
         let of = self.towers.all.get(tower).ok_or(RuntimeError::NoTower)?;
         let (places, soft) = (of.places, of.medium.soft(count.into()) as u32);
@@ -96,10 +93,10 @@ impl BackendDevice {
         self.write_floats(places.patches, patches)?;
         let steps = self.phases[phase].steps;
         debug_assert!(self.phases[phase].kind == PhaseKind::Tower);
-        match &mut show {
+        match &mut tap {
             None => self.backend.run(Run { phase, steps: (0, steps), pick: Pick::None })?,
             // A value may lie where a later one will: it is read as soon as it is there.
-            Some(show) => {
+            Some(tap) => {
                 for step in 0..steps {
                     self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?;
                     for left in self.towers.all[tower].left[which][step].clone() {
@@ -127,7 +124,7 @@ impl BackendDevice {
                                 .collect(),
                             _ => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
                         };
-                        show(&name, width as usize, &mut values);
+                        tap(&name, width as usize, &mut values);
                     }
                 }
             }

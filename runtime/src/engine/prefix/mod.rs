@@ -1,11 +1,13 @@
 //! Prefixes of prompts that are kept, so that a prompt that begins alike is not read again.
 //!
-//! A prefix can be continued where two things are there: the global layers' rows of all its positions, and the windows of the sliding
-//! layers as they were at its end. The first are whole blocks, found by the hash of their keys (tokens, and of media their hash) and of all before them, and
-//! shared with running sequences. The second is a snapshot, a copy of the ring, at a place that the request named; the part of the last
-//! block belongs to it. A block is kept for as long as a snapshot needs it.
+//! A prefix can be continued where two things are there: the global layers' rows of all its positions, and the windows
+//! of the sliding layers as they were at its end. The first are whole blocks, found by the hash of their keys (tokens,
+//! and of media their hash) and of all before them, and shared with running sequences. The second is a snapshot, a copy
+//! of the ring, at a place that the request named; the part of the last block belongs to it. A block is kept for as
+//! long as a snapshot needs it.
 //!
-//! Only rows that prefill wrote come here: a decoded row is rounded otherwise, and an answer must not depend on what was cached.
+//! Only rows that prefill wrote come here: a decoded row is rounded otherwise, and an answer must not depend on what
+//! was cached.
 //!
 //! The least recently used goes first: to the second tier in host memory while that has room for it, else for good.
 
@@ -54,7 +56,8 @@ struct Snapshot {
     last_used: u64,
 }
 
-/// What keeps prompts apart: a key for each position, the hashes of whole blocks of them, each with all before it, and their salt.
+/// What keeps prompts apart: a key for each position, the hashes of whole blocks of them, each with all before it, and
+/// their salt.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     keys: Arc<[u64]>,
@@ -152,8 +155,8 @@ impl Prefixes {
         snapshot.salt == chain.salt && blocks.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
     }
 
-    /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the windows.
-    /// `None` where there is no room, and then nothing has changed but that less may be kept.
+    /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the
+    /// windows. `None` where there is no room, and then nothing has changed but that less may be kept.
     pub fn start_from(
         &mut self,
         hit: Hit,
@@ -206,8 +209,8 @@ impl Prefixes {
         Ok(Some(pages))
     }
 
-    /// Keeps the state of a sequence that has read `position` tokens of its prompt and no more. Does nothing where there is no room for
-    /// a snapshot.
+    /// Keeps the state of a sequence that has read `position` tokens of its prompt and no more. Does nothing where
+    /// there is no room for a snapshot.
     pub fn keep(
         &mut self,
         position: u32,
@@ -269,8 +272,8 @@ impl Prefixes {
         here.iter().find(is_same).copied()
     }
 
-    /// Whoever names a place expects others to depart from it: a snapshot there counts as used, even by a prompt that starts from a later
-    /// one. So the turns of a chat do not push out the system prompt that they have in common.
+    /// Whoever names a place expects others to depart from it: a snapshot there counts as used, even by a prompt that
+    /// starts from a later one. So the turns of a chat do not push out the system prompt that they have in common.
     pub fn use_named(&mut self, places: &[u32], chain: &Chain) {
         self.clock += 1;
         for &position in places {

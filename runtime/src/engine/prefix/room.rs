@@ -6,7 +6,8 @@ use crate::engine::device::{Device, Part};
 use crate::engine::pool::Pool;
 
 impl Prefixes {
-    /// Makes `count` blocks free by letting go of what nobody but a kept prefix has. Where that is not enough, nothing is let go.
+    /// Makes `count` blocks free by letting go of what nobody but a kept prefix has. Where that is not enough, nothing
+    /// is let go.
     pub fn make_room(
         &mut self,
         count: usize,

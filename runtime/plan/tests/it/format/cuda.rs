@@ -1,10 +1,10 @@
 //! Contradictions in the GPU's part of a plan: a GPU would not notice any of them.
 
-use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{
     Argument, Code, Constant, Cuda, CudaDrafter, CudaProgram, CudaStep, DrafterPlaces, Image, KvCache, KvLayout,
     Launch, LoadPart, PhaseKind, Range, Region,
 };
+use gemma4c_plan::{Plan, WeightId};
 
 use super::Edit;
 
@@ -85,7 +85,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 60] = [
         let table = Constant { name: "endless".into(), values: vec![], ..program(p).constants[0].clone() };
         program(p).constants.push(Constant { to: Range { offset: u64::MAX, ..table.to }, ..table });
     }),
-    ("a load of a weight that does not exist", |p| program(p).loads[0].weight = 12),
+    ("a load of a weight that does not exist", |p| program(p).loads[0].weight = WeightId(12)),
     ("a load of no rows", |p| program(p).loads[0].rows = 0),
     ("a load of rows that are not whole", |p| program(p).loads[0].rows = 11),
     ("a copy of other bytes than the tensor has", |p| to(part(p, 0, 1)).bytes -= 1),

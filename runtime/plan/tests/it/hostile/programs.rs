@@ -1,5 +1,6 @@
 //! Programs for GPUs that are mostly one long list of the smallest parts there are.
 
+use gemma4c_plan::WeightId;
 use gemma4c_plan::cuda::{Argument, Code, CudaProgram, CudaStep, Image, Kernel, Load, LoadPart, PassReport, Refusal};
 
 use crate::support;
@@ -60,7 +61,7 @@ pub fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     });
     let loads = crowded(16000, |program, _| {
         let to = program.constants[0].to;
-        program.loads.push(Load { weight: 0, rows: 1, parts: vec![LoadPart::Copy { to }; 16] });
+        program.loads.push(Load { weight: WeightId(0), rows: 1, parts: vec![LoadPart::Copy { to }; 16] });
     });
     let kernels = crowded(4000, |program, _| {
         program.kernels.push(Kernel {

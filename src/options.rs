@@ -1,0 +1,166 @@
+//! How a model is compiled: the one set of options. The command line's arguments, the library's builder, the recipes of
+//! the kernels' tests and the simulator all fill in this struct, and [`crate::pipeline`] reads no other.
+
+use std::path::PathBuf;
+
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::passes::{self, PASSES};
+use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
+use gemma4c_models::media::USUAL_BUDGET;
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{CudaProgram, KvType};
+use gemma4c_runtime::{MOST_DRAFTS, machine};
+
+use crate::error::Error;
+
+/// Long enough for most conversations, and cheap: only global layers pay for every position.
+pub const DEFAULT_CONTEXT: u32 = 8192;
+/// Rows a pass takes on a CPU: enough to decode each weight once for many rows, few enough for the caches.
+pub const DEFAULT_CHUNK: u32 = 256;
+/// Rows a pass takes on a GPU: enough that reading the weights is a small part of it.
+pub const DEFAULT_CUDA_CHUNK: u32 = 2048;
+
+/// What a model is compiled for, and with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Positions of a sequence; `None`: [`DEFAULT_CONTEXT`], or what the model was trained for if that is less.
+    pub context: Option<u32>,
+    /// Prompt tokens of a pass; `None`: [`DEFAULT_CHUNK`] on a CPU, [`DEFAULT_CUDA_CHUNK`] on a GPU.
+    pub chunk: Option<u32>,
+    /// The type of keys and values. A CPU keeps f32, rounded to a type of 8 bits.
+    pub kv: KvType,
+    /// A program is made for each; none: the plan is for the CPU alone.
+    pub gpus: Vec<Gpu>,
+    /// Sequences at once on a GPU.
+    pub sequences: u32,
+    /// Drafts of a sequence that a GPU verifies at once; `None`: as many as a drafter makes, if there is one.
+    pub drafts: Option<u32>,
+    /// Rings of a GPU beyond those of the sequences, for snapshots; `None`: as many as are of use.
+    pub snapshots: Option<u32>,
+    /// Bytes of a GPU's memory that the plan may take; `None`: as many as it needs.
+    pub vram: Option<u64>,
+    /// Passes that do not run.
+    pub disabled: Vec<String>,
+    /// Passes that run although they must be asked for.
+    pub enabled: Vec<String>,
+    /// The file of what reads pictures and sound.
+    pub projector: Option<PathBuf>,
+    /// Soft tokens of a picture, at most.
+    pub image_tokens: u32,
+    /// The file of what guesses the next tokens.
+    pub drafter: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            context: None,
+            chunk: None,
+            kv: KvType::F16,
+            gpus: Vec::new(),
+            sequences: 1,
+            drafts: None,
+            snapshots: None,
+            vram: None,
+            disabled: Vec::new(),
+            enabled: Vec::new(),
+            projector: None,
+            image_tokens: USUAL_BUDGET,
+            drafter: None,
+        }
+    }
+}
+
+impl Options {
+    /// What a plan's program for a GPU was compiled with, as far as the plan says it; without the files.
+    pub fn of_program(plan: &Plan, program: &CudaProgram) -> Result<Options, Error> {
+        let gpu = Gpu::of_program(&program.gpu).ok_or_else(|| {
+            Error::Option(format!("the plan is for {}, which this gemma4c does not know", program.gpu))
+        })?;
+        let named = |is_enabled: bool| {
+            let passes = program.passes.iter().filter(move |pass| pass.enabled == is_enabled);
+            passes.map(|pass| pass.name.clone())
+        };
+        let picture = plan.towers.iter().find(|tower| tower.medium.is_picture());
+        let image_tokens = picture.map(|tower| tower.medium.soft(tower.program.chunk.into()) as u32);
+        let layout = &program.kv_layout;
+        Ok(Options {
+            context: Some(plan.program.context),
+            chunk: Some(program.phases.last().map_or(1, |phase| phase.rows)),
+            kv: program.kv,
+            gpus: vec![gpu],
+            sequences: layout.slots,
+            drafts: Some(program.verified_rows - 1),
+            snapshots: Some(layout.rings - layout.slots),
+            // What a budget decided then is what it decides now, if it is as large as the plan.
+            vram: program.memory.device(),
+            disabled: named(false).collect(),
+            enabled: named(true).filter(|name| must_be_asked_for(name)).collect(),
+            image_tokens: image_tokens.unwrap_or(USUAL_BUDGET),
+            ..Options::default()
+        })
+    }
+
+    /// The same without these passes.
+    pub fn without(mut self, passes: &[&str]) -> Options {
+        self.disabled.extend(passes.iter().map(|name| name.to_string()));
+        self
+    }
+
+    /// The same with bf16 copies of the weights.
+    pub fn with_copies(mut self) -> Options {
+        self.enabled.push("bf16-copies".into());
+        self
+    }
+
+    /// Rows of one sequence that are decoded at once, to verify drafts: 1 for none.
+    pub fn verified_rows(&self) -> u32 {
+        self.drafts.unwrap_or(if self.drafter.is_some() { MOST_DRAFTS } else { 0 }) + 1
+    }
+
+    /// All passes that are switched off: those that are not wanted, and those that must be asked for and are not.
+    pub fn passes_off(&self) -> Result<Vec<String>, Error> {
+        for name in &self.enabled {
+            if !must_be_asked_for(name) {
+                let known: Vec<&str> = PASSES.iter().filter(|pass| pass.asked_for).map(|pass| pass.name).collect();
+                let known = known.join(", ");
+                let why = format!("--enable-pass {name}: the passes that are off unless asked for are {known}");
+                return Err(Error::Option(why));
+            }
+            if self.disabled.contains(name) {
+                let why = format!("--enable-pass {name} and --disable-pass {name} contradict each other");
+                return Err(Error::Option(why));
+            }
+        }
+        Ok(passes::switched_off(&self.disabled, &self.enabled))
+    }
+}
+
+fn must_be_asked_for(pass: &str) -> bool {
+    PASSES.iter().any(|known| known.asked_for && known.name == pass)
+}
+
+/// The GPU that everything is measured on, for whoever names none and has none.
+pub fn measured_gpu() -> Gpu {
+    Gpu::of_arch(Arch::Sm90a)
+}
+
+/// This machine's first GPU as a target; `None` where there is none.
+pub fn gpu_here() -> Result<Option<Gpu>, Error> {
+    let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
+    gpu.map(|gpu| target_of(&gpu)).transpose()
+}
+
+/// The target that a GPU is.
+pub fn target_of(gpu: &machine::Gpu) -> Result<Gpu, Error> {
+    let facts = DeviceFacts {
+        name: gpu.name.clone(),
+        compute_capability: gpu.compute_capability,
+        multiprocessors: gpu.multiprocessors,
+        shared_bytes_per_block: gpu.shared_bytes_per_block,
+        shared_bytes_per_multiprocessor: gpu.shared_bytes_per_multiprocessor,
+        l2_bytes: gpu.l2_bytes,
+    };
+    let older = || Error::Option(format!("{} is older than any architecture kernels are made for", gpu.name));
+    Gpu::of_device(&facts).ok_or_else(older)
+}
