@@ -6,15 +6,18 @@ set -euo pipefail
 usage() {
     cat <<'USAGE'
 scripts/test-gpu.sh [--binary PATH] [--golden FOLDER] [--scratch FOLDER] [--full] [--only NAME,…]
+                    [--sequences N] [--enable-pass NAME]
 
   --binary PATH     the gemma4c to test; without it, one is built by `cargo build --release`
   --golden FOLDER   reference data (default: $GEMMA4C_GOLDEN, or ../shared/golden beside the repository)
   --scratch FOLDER  where plans, logs and random models are written and deleted again (default: /dev/shm, or $TMPDIR)
   --full            also `verify` random models of full size, with and without massive channels, and every kernel case under
                     compute-sanitizer; needs 30 GB of scratch
-  --only NAME,…     only these checks: kernels goldens repeat chunks verify perplexity memcheck racecheck full
+  --only NAME,…     only these checks: kernels goldens repeat chunks verify company perplexity memcheck racecheck full
   --models NAME,…   only these models of the reference data, such as e_tiny_q8_0 or massive/o_tiny_q8_0
   --device DEVICE   cuda (default), or sim or cpu: to try this script out where there is no GPU
+  --sequences N     plans for so many sequences: a row's logits are also compared alone and in batches of up to N
+  --enable-pass NAME  plans with a pass that must be asked for, such as gemm
   --jobs N          processes at a time (default: 8, or the number of cores if that is less)
 
 The last lines are a table: what was checked, the figure, its limit, and whether it holds. Exit code 0 if all of it does, 1 if
@@ -30,14 +33,14 @@ fail() {
 # ---- arguments -----------------------------------------------------------------------------------------------------------
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-all_checks=(kernels goldens repeat chunks verify perplexity memcheck racecheck full)
-binary='' golden=${GEMMA4C_GOLDEN:-$repository/../shared/golden} scratch='' device=cuda only='' full=no
+all_checks=(kernels goldens repeat chunks verify company perplexity memcheck racecheck full)
+binary='' golden=${GEMMA4C_GOLDEN:-$repository/../shared/golden} scratch='' device=cuda only='' full=no sequences=1 passes=()
 jobs=$(nproc) models=()
 ((jobs <= 8)) || jobs=8
 
 while (($# > 0)); do
     case $1 in
-    --binary | --golden | --scratch | --only | --models | --device | --jobs)
+    --binary | --golden | --scratch | --only | --models | --device | --jobs | --sequences | --enable-pass)
         (($# > 1)) || fail "$1 needs a value"
         case $1 in
         --binary) binary=$2 ;;
@@ -47,6 +50,8 @@ while (($# > 0)); do
         --models) IFS=, read -ra models <<<"$2" ;;
         --device) device=$2 ;;
         --jobs) jobs=$2 ;;
+        --sequences) sequences=$2 ;;
+        --enable-pass) passes+=(--enable-pass "$2") ;;
         esac
         shift 2
         ;;
@@ -64,6 +69,8 @@ done
 
 [[ $device == cuda || $device == sim || $device == cpu ]] || fail "--device $device: there are cuda, sim and cpu"
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs $jobs: a number from 1 on is needed"
+[[ $sequences =~ ^[1-9][0-9]*$ ]] || fail "--sequences $sequences: a number from 1 on is needed"
+[[ $device != cpu || $sequences == 1 ]] || fail '--sequences is about GPUs'
 for name in ${only//,/ }; do
     [[ " ${all_checks[*]} " == *" $name "* ]] || fail "--only $name: there are ${all_checks[*]}"
 done
@@ -175,9 +182,9 @@ compile() {
 }
 
 case $device in
-cuda) target=(--target cuda) ;;
+cuda) target=(--target cuda --sequences "$sequences" "${passes[@]}") ;;
 # A phase's rows are computed whether they are there or not, which a simulator takes long for.
-sim) target=(--target cuda --arch sm_90a --chunk 16) ;;
+sim) target=(--target cuda --arch sm_90a --chunk 16 --sequences "$sequences" "${passes[@]}") ;;
 cpu) target=(--target cpu) ;;
 esac
 
@@ -293,6 +300,19 @@ windows() {
     od -An -v -td4 -w$((columns * 4)) -j $((8 + length + first)) -N $((end - first)) "$file"
 }
 
+# A row's logits alone and in batches, to the bit.
+check_company() { # check_company PLAN
+    local report code=0 batches='' rows
+    for ((rows = 2; rows < sequences; rows *= 2)); do batches+=$rows,; done
+    report=$("$binary" verify "$1" --device "$device" --company "$batches$sequences") || code=$?
+    printf '%s\n' "$report"
+    local figures
+    figures=$(awk '/ rows, [0-9]+ differ$/ { rows += $(NF - 3); unlike += $(NF - 1) }
+        END { print rows " rows, " unlike " differ" }' <<<"$report")
+    say "batches of $batches$sequences: $figures" '0'
+    return "$code"
+}
+
 # check_perplexity MODEL KIND OPTION...: held-out text, and how far the distribution is from the CPU's.
 check_perplexity() {
     local model=$1 kind=$2 report expected
@@ -358,6 +378,7 @@ obstacle() {
     memcheck:cuda | racecheck:cuda)
         command -v compute-sanitizer >/dev/null || printf 'compute-sanitizer is not on the PATH'
         ;;
+    company:*) ((sequences > 1)) || printf 'the plans are for one sequence: --sequences' ;;
     repeat:* | perplexity:*)
         [[ -n $(taken_by "$1") ]] || printf 'it is for none of these models'
         ;;
@@ -402,6 +423,9 @@ if runs perplexity; then
 fi
 if runs verify; then
     for model in "${there[@]}"; do submit verify "$model" check_verify "$(plan_of "$model")"; done
+fi
+if runs company; then
+    for model in "${there[@]}"; do submit company "$model" check_company "$(plan_of "$model")"; done
 fi
 if runs goldens; then
     for model in "${there[@]}"; do submit goldens "$model" check_golden "$model"; done

@@ -107,10 +107,15 @@ impl Options {
         self
     }
 
-    /// The same with bf16 copies of the weights.
-    pub fn with_copies(mut self) -> Options {
-        self.enabled.push("bf16-copies".into());
+    /// The same with these passes, which must be asked for.
+    pub fn with(mut self, passes: &[&str]) -> Options {
+        self.enabled.extend(passes.iter().map(|name| name.to_string()));
         self
+    }
+
+    /// The same with bf16 copies of the weights.
+    pub fn with_copies(self) -> Options {
+        self.with(&["bf16-copies"])
     }
 
     /// Rows of one sequence that are decoded at once, to verify drafts: 1 for none.

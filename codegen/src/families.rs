@@ -115,6 +115,12 @@ pub static FAMILIES: &[Family] = &[
         cases: cases::draft::cases,
     },
     Family {
+        name: "gemm",
+        about: "products of 1 to 128 rows over repacked weights, with 16-bit operands: a row has the same bits in any batch",
+        kernels: &[kernels::gemm::gemm::DEF],
+        cases: cases::gemm::cases,
+    },
+    Family {
         name: "product",
         about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over bf16 weights",
         kernels: &[

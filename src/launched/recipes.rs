@@ -209,6 +209,13 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
         // Weights of f32 are not decoded on the way: a product by warps.
         all.push(of(Preset::E4b, DType::F32, &[]));
     }
+    // One arithmetic for 1 to 128 rows.
+    for (preset, dtype, sequences) in [(Preset::E4b, DType::Q8_0, 128), (Preset::Moe26bA4b, DType::Q4_0, 8)] {
+        all.push(of(preset, dtype, &[]).with(|options| {
+            options.sequences = sequences;
+            options.enabled.push("gemm".into());
+        }));
+    }
     // Without rounding anywhere: a product for each type that weights have in a file.
     for dtype in DType::ALL {
         all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));

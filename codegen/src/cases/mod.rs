@@ -9,6 +9,7 @@ pub mod draft;
 pub mod gather;
 pub mod gathered;
 pub mod geglu;
+pub mod gemm;
 pub mod grouped;
 pub mod heads;
 pub mod matvec;

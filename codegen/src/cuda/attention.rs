@@ -1,6 +1,6 @@
 //! From raw heads to the mixed values: for one row by splitting the keys, for many rows on tensor cores.
 
-use gemma4c_dsl::{ElementType, LaunchArguments};
+use gemma4c_dsl::{ElementType, Filled, LaunchArguments};
 use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
 use gemma4c_plan::cuda::{Form, RECORD_WORDS, Range, Region};
 
@@ -16,7 +16,7 @@ use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::keep::{RingViewArguments, keep_rows};
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
-use crate::kernels::attention::step::{Early, StepOut, attention_step, output_floats, output_int8};
+use crate::kernels::attention::step::{Early, StepOut, attention_step, output_bf16, output_floats, output_int8};
 use crate::kernels::attention::view::{PartialResultsArguments, ProjectionsArguments, StageViewArguments};
 use crate::kernels::attention::warpgroups::attention_warpgroups;
 use crate::kernels::heads;
@@ -118,9 +118,11 @@ impl PhaseBuilder<'_, '_> {
             (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
             k_weight = self.common.weights.floats(own.k_weight)?;
         }
-        let (form, out) = match self.schedule.forms(node).int8 {
-            true => (Form::Int8, StepOut::Int8),
-            false => (Form::F32, StepOut::Floats),
+        let forms = self.schedule.forms(node);
+        let (form, out) = match (forms.int8, forms.bf16) {
+            (true, _) => (Form::Int8, StepOut::Int8),
+            (_, true) => (Form::BF16, StepOut::Bf16),
+            _ => (Form::F32, StepOut::Floats),
         };
         let result = self.alloc_value(node, form, rows);
         let width = layer.heads() as u64 * layer.head_dim as u64 * rows as u64;
@@ -132,7 +134,7 @@ impl PhaseBuilder<'_, '_> {
                 self.common.counters().take(layer.step_counters_len() * 4 * rows as u64),
             ],
         };
-        let (own, int8) = (of.kv.is_some(), form == Form::Int8);
+        let own = of.kv.is_some();
         let (splits, segment) = (layer.splits(), layer.segment());
         let (q_weight, inverse_frequencies) = (self.common.weights.floats(queries.weight)?, self.frequencies(of)?);
         let (q, q_stride, state, epsilon) = (raw.start, raw.stride, self.state(group), of.eps);
@@ -151,24 +153,24 @@ impl PhaseBuilder<'_, '_> {
         let kv = place.view_mut();
         let parts = PartialResultsArguments { extrema, values, counters };
         let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(result, width);
-        let (floats, codes) = (output_floats::Arguments { out: result }, output_int8::Arguments { xq, xscale, xsum });
+        let written: Filled<Span> = match out {
+            StepOut::Int8 => output_int8::Arguments { xq, xscale, xsum }.into(),
+            StepOut::Bf16 => output_bf16::Arguments { out: result }.into(),
+            _ => output_floats::Arguments { out: result }.into(),
+        };
         let (instance, grid, arguments, how): (_, _, LaunchArguments<Span>, _) = match layer.sharing(rows, own)? {
             Some(sharing) => {
                 let clusters = sharing.clusters;
                 let arguments = attention_rows::Arguments { heads, state, kv, parts, segment, splits, clusters };
-                let write = attention_rows::slot::write;
-                let arguments =
-                    if int8 { arguments.with_slot(write, codes) } else { arguments.with_slot(write, floats) };
+                let arguments = arguments.with_slot(attention_rows::slot::write, written);
                 let (blocks, group) = (sharing.peers * clusters, layer.peers());
                 let how = format!("{blocks} blocks a head, each {} splits of every {group}", sharing.turns);
-                (layer.rows(own, int8, sharing)?, layer.rows_grid(rows, sharing), arguments, how)
+                (layer.rows(own, out, sharing)?, layer.rows_grid(rows, sharing), arguments, how)
             }
             None => {
                 let grouped = layer.grouped();
                 let arguments = attention_step::Arguments { heads, state, kv, parts, segment, grouped };
-                let write = attention_step::slot::write;
-                let arguments =
-                    if int8 { arguments.with_slot(write, codes) } else { arguments.with_slot(write, floats) };
+                let arguments = arguments.with_slot(attention_step::slot::write, written);
                 let how = match layer.peers() {
                     1 if splits == 1 => "no merge".to_owned(),
                     1 => "merged through memory".to_owned(),

@@ -60,7 +60,9 @@ impl PhaseBuilder<'_, '_> {
         };
         // Gate and up read one row for all experts of a row; down reads one for each.
         let shares_rows = self.graph().node(input).ty.width as u64 == self.graph().weight(weight).dim(0);
-        if let Some(source) = self.schedule.source(matmuls[0]) {
+        if self.schedule.is_gemm(group) {
+            self.experts_by_gemm(group, (weight, routing, input, geglu), &sorted, height, out)?;
+        } else if let Some(source) = self.schedule.source(matmuls[0]) {
             self.experts_by_warpgroups(group, (weight, routing, geglu), source, &sorted, x, out)?;
         } else {
             self.experts_by_warps(group, (weight, routing, shares_rows), &sorted, x, out)?;

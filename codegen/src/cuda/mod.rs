@@ -27,6 +27,7 @@ mod edges;
 mod error;
 mod experts;
 mod gathered;
+mod gemm;
 mod grouped;
 pub mod image;
 #[doc(hidden)]

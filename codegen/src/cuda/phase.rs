@@ -187,13 +187,13 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
-        let one_row = self.is_one_row(group);
+        let int8_row = self.schedule.is_int8_row(group);
         match &group.kind {
             Kind::Single => self.single(group),
             Kind::View => self.view(group.nodes[0]),
             Kind::Embed { table, tokens: _, factor } => self.gather(group, *table, *factor),
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
-            Kind::Product(product) if one_row => self.decoded_product(group, product),
+            Kind::Product(product) if int8_row => self.decoded_product(group, product),
             Kind::Product(product) => self.product_of_many_rows(group, product),
             Kind::Norm(norm) => self.norm(group, norm),
             Kind::Heads(heads) => self.heads(group, heads),

@@ -247,7 +247,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(Arrival { prologue, update_norm, branch_norm, post_norm, next_norm, slots: filled })
     }
 
-    fn epilogue(&self, group: &Group, epilogue: &[Epilogue]) -> Result<Vec<Filled<Span>>, LowerError> {
+    pub fn epilogue(&self, group: &Group, epilogue: &[Epilogue]) -> Result<Vec<Filled<Span>>, LowerError> {
         let filled = |Epilogue { node, operand }: &Epilogue| match (self.graph().node(*node).op, operand) {
             (Op::Gelu, _) => Ok(Filled::alone(slots::then_gelu::DEF)),
             (Op::Scale { factor }, _) => Ok(slots::then_scale::Arguments { scale: factor }.into()),
@@ -322,6 +322,9 @@ impl PhaseBuilder<'_, '_> {
     pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         if multiplies_exactly(self.schedule, &self.common.can, of) {
             return self.exact_product(group, of);
+        }
+        if self.schedule.is_gemm(group) {
+            return self.gemm_product(group, of);
         }
         let x = match of.others.is_empty() {
             true => self.location(of.input, Form::BF16)?.start,

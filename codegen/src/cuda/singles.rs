@@ -130,7 +130,7 @@ impl PhaseBuilder<'_, '_> {
             Op::Gather { table } => self.gather(group, table, 1.0),
             Op::MatMul { .. } => match product_of(self.graph(), group) {
                 Some(product) if self.common.can.exact => self.exact_product(group, &product),
-                Some(product) if self.is_one_row(group) => self.decoded_product(group, &product),
+                Some(product) if self.schedule.is_int8_row(group) => self.decoded_product(group, &product),
                 Some(product) => self.product_of_many_rows(group, &product),
                 None => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             },

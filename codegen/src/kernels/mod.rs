@@ -9,6 +9,7 @@ pub mod draft;
 pub mod gather;
 pub mod geglu;
 pub mod gelu;
+pub mod gemm;
 pub mod heads;
 pub mod matvec;
 pub mod moe;

@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     for group in schedule.fused.ordered() {
         let Kind::Norm(norm) = group.kind else { continue };
-        if !schedule.is_one_row(&group) {
+        if !schedule.is_int8_row(&group) {
             continue;
         }
         match absorbers(schedule, can, &group, &norm) {
@@ -47,7 +47,7 @@ fn absorbers(
     for &user in schedule.fused.users(target) {
         let reader = schedule.fused.group(user);
         let product = product_of(schedule.graph(), reader).filter(|product| product.input == target);
-        match product.filter(|_| schedule.is_one_row(reader)) {
+        match product.filter(|_| schedule.is_int8_row(reader)) {
             Some(_) if found.iter().any(|(known, _)| reader.nodes.contains(known)) => {}
             Some(_) if schedule.is_asked(reader) != schedule.is_asked(group) => {
                 return Err("its readers want other rows");

@@ -29,7 +29,7 @@ const MOST_ROWS: u32 = 32;
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     for group in schedule.fused.ordered() {
         let Kind::Product(product) = &group.kind else { continue };
-        let gated = product.geglu && !can.exact && schedule.is_decoded_together(&group);
+        let gated = product.geglu && !can.exact && schedule.is_int8_row(&group) && schedule.is_decoded_together(&group);
         let Some(joined) = group.last().filter(|_| gated) else { continue };
         match writes_tiles(schedule, can, &group, joined, product) {
             Ok(()) => {

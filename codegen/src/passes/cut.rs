@@ -6,7 +6,7 @@ use gemma4c_graph::{ClippedNorm, Group, Kind, NodeId, Norm, Op, Product, WeightI
 
 use super::readers::wanted_forms;
 use super::schedule::{Abilities, Pass, Schedule, experts_of, multiplies_exactly};
-use super::warpgroups;
+use super::{gemm, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
 use crate::kernels::product::warpgroups::Source;
@@ -50,7 +50,7 @@ fn singles(nodes: impl IntoIterator<Item = NodeId>) -> Vec<Group> {
 
 /// The launches of a group, views among them.
 fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
-    let one_row = schedule.is_one_row(group);
+    let one_row = schedule.is_int8_row(group);
     match &group.kind {
         Kind::Single => cut_single(schedule, group),
         Kind::Product(_) | Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if can.exact => {
@@ -70,7 +70,8 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
         }
         Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
         Kind::ExpertGateUp { weight, input, routing, out, .. } if !one_row => {
-            let joins = schedule.source(group.nodes[0]).is_some();
+            let gated = wanted_forms(schedule, can, *out) == Outputs::BF16;
+            let joins = schedule.source(group.nodes[0]).is_some() || schedule.is_gemm(group) && gated;
             cut_experts(schedule, group, (*weight, *input, *routing), joins, |matmuls, after| {
                 let (gate, up) = gate_and_up(schedule, *out, matmuls);
                 vec![Group::new(Kind::Geglu { gate, up }, after)]
@@ -116,7 +117,10 @@ fn cut_experts(
     rest: impl FnOnce(&[NodeId], Vec<NodeId>) -> Vec<Group>,
 ) -> Vec<Group> {
     let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-    let height = height(schedule, routing, schedule.source(group.nodes[0]));
+    let height = match schedule.is_gemm(group) {
+        true => gemm::height(schedule.rows_of(group), experts_of(schedule.graph(), routing)),
+        false => height(schedule, routing, schedule.source(group.nodes[0])),
+    };
     let rest = if joins { Vec::new() } else { rest(&matmuls, after) };
     let nodes = if joins { group.nodes.clone() } else { matmuls.clone() };
     let sort = Group::new(Kind::SortPairs { routing, height }, Vec::new());
@@ -167,7 +171,8 @@ fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
 fn cut_product(schedule: &Schedule, can: &Abilities, group: &Group, of: &Product) -> Vec<Group> {
     let graph = schedule.graph();
     let reads_bf16 = group.last().is_some_and(|last| wanted_forms(schedule, can, last) == Outputs::BF16);
-    if of.geglu && reads_bf16 && schedule.source(of.matmuls[0]).is_some() {
+    let joins = schedule.source(of.matmuls[0]).is_some() || schedule.is_gemm(group);
+    if of.geglu && reads_bf16 && joins || schedule.is_gemm(group) && !of.geglu {
         return vec![group.clone()];
     }
     let plain = Group::new(Kind::Product(Product::new(of.input, of.matmuls.clone())), of.matmuls.clone());

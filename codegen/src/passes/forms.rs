@@ -69,7 +69,10 @@ fn written_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeI
             norm.next.iter().map(|(dense, _)| *dense).chain([expert_norm.0]).map(|node| (node, both)).collect()
         }
         Kind::AttentionStep { attention, .. } | Kind::AttentionMerge { attention } => {
-            vec![(*attention, alone(wanted(*attention), Outputs::INT8))]
+            let wanted = wanted(*attention);
+            let merged = matches!(group.kind, Kind::AttentionMerge { .. });
+            let form = if wanted == Outputs::BF16 && !merged { Outputs::BF16 } else { alone(wanted, Outputs::INT8) };
+            vec![(*attention, form)]
         }
         Kind::Single
             if matches!(schedule.graph().node(group.nodes[0]).op, Op::Attention { .. } | Op::AttentionAhead { .. }) =>
@@ -84,19 +87,22 @@ fn written_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeI
         Kind::ClippedGeglu(ClippedGeglu { exit: Clip { out, .. }, .. })
         | Kind::PatchAttention { clip: Clip { out, .. }, .. } => vec![(*out, Outputs::BF16)],
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
-        Kind::ExpertGateUp { out, dense, .. } if schedule.is_decoded_together(group) => {
+        Kind::ExpertGateUp { out, dense, .. } if schedule.is_int8_row(group) && schedule.is_decoded_together(group) => {
             // Both halves are written in one form.
             let all: Vec<NodeId> = [*out].into_iter().chain(dense.as_ref().map(|dense| dense.out)).collect();
             let int8 = all.iter().all(|node| wanted(*node) == Outputs::INT8);
             all.into_iter().map(|node| (node, if int8 { Outputs::INT8 } else { Outputs::FLOATS })).collect()
         }
-        Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
+        Kind::Product(product) if product.geglu && schedule.is_int8_row(group) => {
             // Several rows that are not written as activation tiles are quantised by the launch before their reader.
             let int8 = |last: &NodeId| match schedule.rows_of(group) {
                 1 => writes_int8(schedule, can, group, product),
                 _ => schedule.is_in_tiles(*last),
             };
             group.last().filter(int8).map(|last| (last, Outputs::INT8)).into_iter().collect()
+        }
+        Kind::Product(product) if schedule.is_gemm(group) && !product.epilogue.is_empty() => {
+            group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         // Gate and up are rounded before their gate where nothing else reads them: twice their bytes would go to memory
@@ -153,12 +159,12 @@ fn required_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
     if matches!(group.kind, Kind::Single) && of_single().op == Op::TakeAsked {
         return floats(of_single().inputs.clone());
     }
-    if schedule.rows_of(group) == 1 {
+    if schedule.rows_of(group) == 1 && !schedule.in_16_bits {
         return Vec::new();
     }
     match &group.kind {
         // Products of decoded rows take what there is.
-        _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact => Vec::new(),
+        _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact && !schedule.in_16_bits => Vec::new(),
         _ if product_of(graph, group).is_some() => {
             let form = |product: &Product| match multiplies_exactly(schedule, can, product) {
                 true => Form::F32,

@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
 
 fn run(schedule: &mut Schedule, _: &Abilities, log: &mut Log) {
     for group in schedule.fused.ordered() {
-        if !schedule.is_one_row(&group) {
+        if !schedule.is_int8_row(&group) {
             continue;
         }
         let all = &group.nodes;

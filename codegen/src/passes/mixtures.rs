@@ -30,7 +30,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             Kind::Router(_) => {
                 schedule.refuse(log, &group, "what comes before it is not a norm for it and its experts");
             }
-            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if schedule.is_one_row(&group) && !can.exact => {
+            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if schedule.is_int8_row(&group) && !can.exact => {
                 merge_dense_half(schedule, log, &group);
             }
             _ => {}

@@ -2,7 +2,7 @@
 //! is a launch.
 //!
 //! ```text
-//! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
+//! graph passes (no GPU) ──► gemm ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
 //!                           ──► attention-warpgroups ──► bf16-copies ──► towers ──► cut ──► activation-tiles ──► forms ──► rows
 //!                           ──► widened-weights
 //! ```
@@ -22,6 +22,7 @@ mod attention_warpgroups;
 pub mod copies;
 mod cut;
 pub mod forms;
+pub mod gemm;
 mod int8;
 mod mixtures;
 pub mod per_layer_step;
@@ -39,6 +40,7 @@ pub use schedule::{Abilities, Pass, PhaseRows, Schedule, cache_of, experts_of, m
 
 /// In the order they run, after [`gemma4c_graph::passes::PASSES`].
 pub static PASSES: &[Pass] = &[
+    gemm::PASS,
     mixtures::PASS,
     absorb_norms::PASS,
     per_layer_step::PASS,

@@ -34,7 +34,7 @@ pub fn wanted_forms(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outpu
         if group.computes(node) {
             continue;
         }
-        let one_row = schedule.is_one_row(group);
+        let one_row = schedule.is_int8_row(group);
         let of_product = |dtype: Option<DType>| match (can.exact, one_row, dtype.is_some_and(|d| format(d).integer)) {
             (true, ..) => Outputs::FLOATS,
             (_, true, true) if !unbounded => Outputs::INT8,

@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
 };
 
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
-    if !schedule.decodes || schedule.rows == 1 || can.exact {
+    if !schedule.decodes || schedule.rows == 1 || can.exact || schedule.in_16_bits {
         return;
     }
     let mut groups = schedule.fused.ordered();

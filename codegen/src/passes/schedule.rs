@@ -90,6 +90,8 @@ pub struct Schedule {
     pub decodes: bool,
     /// Of a tower: soft tokens of a picture, at most.
     pub soft_rows: Option<u32>,
+    /// Products of decoded rows have bf16 operands.
+    pub(super) in_16_bits: bool,
     /// The forms in which values are written, where that is not f32 alone.
     pub(super) forms: HashMap<NodeId, Outputs>,
     /// What products by warpgroups read their weights from, by their first matrix.
@@ -133,6 +135,7 @@ impl Schedule {
             rows,
             decodes,
             soft_rows,
+            in_16_bits: false,
             forms: HashMap::new(),
             sources: HashMap::new(),
             by_warpgroups: HashSet::new(),
@@ -157,6 +160,16 @@ impl Schedule {
     /// Its kernels are those of one row.
     pub fn is_one_row(&self, group: &Group) -> bool {
         self.decodes || self.is_asked(group)
+    }
+
+    /// Whether a group computes rows one by one with int8 activations, by the kernels of one row.
+    pub fn is_int8_row(&self, group: &Group) -> bool {
+        self.is_one_row(group) && !self.in_16_bits
+    }
+
+    /// Whether a group's products are those of decoded rows with bf16 operands.
+    pub fn is_gemm(&self, group: &Group) -> bool {
+        self.is_one_row(group) && self.in_16_bits
     }
 
     /// RowCount of a group's values, at most. All decoded rows are asked for.

@@ -207,7 +207,7 @@ fn rows_share_out_their_splits() {
     };
     let shared = |layer: Attention, rows| {
         let sharing = layer.sharing(rows, true).expect("an instance")?;
-        let bytes = layer.rows(true, false, sharing).expect("an instance").shared_bytes();
+        let bytes = layer.rows(true, StepOut::Floats, sharing).expect("an instance").shared_bytes();
         assert!(bytes <= layer.shared_bytes, "{rows} rows: {bytes} bytes");
         Some((sharing.peers, sharing.turns, sharing.clusters, sharing.ahead))
     };

@@ -16,6 +16,7 @@ mod kernels_attention;
 mod kernels_draft;
 mod kernels_gather;
 mod kernels_geglu;
+mod kernels_gemm;
 mod kernels_heads;
 mod kernels_matvec;
 mod kernels_moe;

@@ -54,7 +54,7 @@ impl Company {
         let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
         let Sharing { peers, turns, clusters, .. } = sharing;
         let name = format!("{count} rows, {}, {turns} turns of {peers} blocks, {clusters} clusters", self.name);
-        let case = Case::new(name, layer.rows(one.own, false, sharing).expect("heads of whole tiles"))
+        let case = Case::new(name, layer.rows(one.own, StepOut::Floats, sharing).expect("heads of whole tiles"))
             .grid(layer.rows_grid(count as u32, sharing))
             .scalar("splits", splits)
             .scalar("clusters", clusters);

@@ -4,8 +4,8 @@
 //! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero:
 //! every visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
 
-use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{BF16, F32x2, Float};
 use gemma4c_plan::cuda::KvType;
 
 use super::{Scene, cache, cache_data, layer};
@@ -177,6 +177,12 @@ impl Step {
             .expect("write_xsum", int8.sums, Bound::Exact)
     }
 
+    pub fn bf16_case(&self) -> Case {
+        let out: Vec<BF16> = self.scene.oracle().into_iter().map(BF16::from_f32).collect();
+        let bound = Bound::Within { absolute: 1e-3, relative: 1.0 / 128.0 };
+        self.scratch(self.launch(", bf16", StepOut::Bf16)).expect("write_out", out, bound)
+    }
+
     pub fn partials_case(&self) -> Case {
         let (mut extrema, mut values) = self.scene.partials();
         let dim = self.scene.layer.head_dim as usize;
@@ -261,6 +267,7 @@ impl Step {
                 .expect("write_xq", vec![0u32; width / 4], BOUND)
                 .expect("write_xscale", vec![0.0f32; width / 32], BOUND)
                 .expect("write_xsum", vec![0i32; width / 32], BOUND),
+            StepOut::Bf16 => case.expect("write_out", vec![BF16::from_f32(0.0); width], BOUND),
             StepOut::Floats => case.expect("write_out", vec![0.0f32; width], BOUND),
             StepOut::Partials => case,
         }
@@ -355,5 +362,6 @@ pub fn cases() -> Vec<Case> {
     let steps = steps();
     let floats = steps.iter().map(Step::floats_case);
     let partials = steps.iter().filter(|step| step.scene.layer.head_dim == 128).map(Step::partials_case);
-    floats.chain(partials).chain(even_steps().iter().map(Step::int8_case)).collect()
+    let bf16 = steps.first().map(Step::bf16_case);
+    floats.chain(partials).chain(bf16).chain(even_steps().iter().map(Step::int8_case)).collect()
 }

@@ -28,7 +28,7 @@ use super::split::{
     Seen, SplitMemory, attend, clear_softmax, copy_first, head_of, load_operands, page_of, read_only_view,
     require_tiles, seen_from,
 };
-use super::step::{output_floats, output_int8};
+use super::step::StepOut;
 use super::tensor::clear_weights;
 use super::view::{AttentionShape, CacheFormat, DecodeTile, KvViewMut, PartialResults, Pipeline, Projections};
 
@@ -270,7 +270,7 @@ impl Attention {
         }
         let heads = rows * self.kv_heads;
         let of = |peers, clusters, ahead| Sharing { peers, turns: group / peers, clusters, ahead };
-        let bytes = |sharing| Ok::<_, InstanceError>(self.rows(own, false, sharing)?.shared_bytes());
+        let bytes = |sharing| Ok::<_, InstanceError>(self.rows(own, StepOut::Floats, sharing)?.shared_bytes());
         let (resident, narrow) = (self.decode_shape().RESIDENT as usize, self.kv.is_narrow());
         let several = (self.shared_bytes + BLOCK_BYTES) / resident - BLOCK_BYTES;
         if heads > self.multiprocessors && bytes(of(1, 1, narrow))? <= several {
@@ -302,9 +302,8 @@ impl Attention {
         multiprocessors / peers
     }
 
-    /// One launch for several decoded rows. `own`: the layer has keys and values of its own. `int8`: it writes codes,
-    /// scales and sums.
-    pub fn rows(&self, own: bool, int8: bool, sharing: Sharing) -> Result<Instance, InstanceError> {
+    /// One launch for several decoded rows. `own`: the layer has keys and values of its own.
+    pub fn rows(&self, own: bool, out: StepOut, sharing: Sharing) -> Result<Instance, InstanceError> {
         let shape = self.decode_shape();
         let alone = sharing.ahead && !self.kv.is_narrow();
         attention_rows::Chosen {
@@ -324,7 +323,7 @@ impl Attention {
                 TURNS: sharing.turns,
             },
             KV: self.element(),
-            write: if int8 { vec![output_int8::DEF] } else { vec![output_floats::DEF] },
+            write: out.writes(),
             narrow: narrow_slot(self.kv),
             operands: operands_slot(self.kv),
         }

@@ -12,7 +12,7 @@
 //! splits, then the last of all groups, merges (`merge.rs`).
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
 use super::Attention;
 use super::address::record_of;
@@ -49,6 +49,13 @@ pub struct StepOptions {
 #[device]
 pub fn output_floats(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
     store(out, at, value);
+    value
+}
+
+/// Writes four values of the output as bf16.
+#[device]
+pub fn output_bf16(value: F32x4, at: u32, out: Output<BF16>) -> F32x4 {
+    store(out, at, u32x2(pack_bf16(value.x, value.y), pack_bf16(value.z, value.w)));
     value
 }
 
@@ -256,8 +263,22 @@ pub enum StepOut {
     Int8,
     /// Launch argument `write_out`.
     Floats,
+    /// Launch argument `write_out`, in bf16.
+    Bf16,
     /// Partial results, for `combine.rs` to merge: contexts so long that one block would be busy with it for too long.
     Partials,
+}
+
+impl StepOut {
+    /// What fills the slot `write`.
+    pub fn writes(self) -> Vec<&'static DeviceDef> {
+        match self {
+            StepOut::Int8 => vec![output_int8::DEF],
+            StepOut::Bf16 => vec![output_bf16::DEF],
+            StepOut::Floats => vec![output_floats::DEF],
+            StepOut::Partials => vec![],
+        }
+    }
 }
 
 /// What is read before the wait: whoever writes there has ended.
@@ -273,11 +294,6 @@ pub enum Early {
 impl Attention {
     /// One launch for decoded rows. `own`: the layer has keys and values of its own.
     pub fn step(&self, own: bool, early: Early, out: StepOut) -> Result<Instance, InstanceError> {
-        let write = match out {
-            StepOut::Int8 => vec![output_int8::DEF],
-            StepOut::Floats => vec![output_floats::DEF],
-            StepOut::Partials => vec![],
-        };
         let shape = self.decode_shape();
         let heads = self.group + if own { 2 } else { 0 };
         let separate = !self.kv.is_narrow() && self.group <= 8 && self.shared_bytes >= ROOMY;
@@ -295,7 +311,7 @@ impl Attention {
                 PREFETCH_KV: early == Early::Caches,
             },
             KV: self.element(),
-            write,
+            write: out.writes(),
             narrow: narrow_slot(self.kv),
             operands: operands_slot(self.kv),
         }

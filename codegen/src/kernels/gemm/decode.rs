@@ -1,0 +1,60 @@
+//! Codes with one f16 scale for each 32 values to bf16, eight at a time, as [`product::decode`](crate::kernels::product::decode)
+//! does, with an instruction a value less: the zero point is taken off by the multiplication.
+//!
+//! Values are those of the blocks, rounded once. Only a zero may have the other sign, which no sum of products shows.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::DeviceDef;
+use gemma4c_dsl::prelude::*;
+
+use crate::kernels::matvec::formats::half_in;
+use crate::kernels::product::decode::{decode, part_nibbles, part_words, raised_levels};
+use crate::kernels::product::fragments::raw_pair;
+
+/// Eight bytes as bf16: `(byte - zero) * factor`. The factor is an f16, so that what is taken off is exact.
+#[device]
+pub fn raw8(bytes: U32x2, zero: f32, factor: f32) -> U32x4 {
+    let offset = -(32768.0 + zero) * factor;
+    u32x4(
+        raw_pair(bytes.x, 0, factor, offset),
+        raw_pair(bytes.x, 2, factor, offset),
+        raw_pair(bytes.y, 0, factor, offset),
+        raw_pair(bytes.y, 2, factor, offset),
+    )
+}
+
+#[device]
+pub fn raw_q8_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    let words = part_words(codes, part);
+    raw8(u32x2(words.x ^ 0x80808080, words.y ^ 0x80808080), 128.0, half_in(side.x, unit / 2))
+}
+
+#[device]
+pub fn raw_q4_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    raw8(part_nibbles(codes, part), 8.0, half_in(side.x, unit))
+}
+
+#[device]
+pub fn raw_iq4_nl(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    raw8(raised_levels(codes, part), 128.0, half_in(side.x, unit))
+}
+
+/// The function for a type whose rows are SCALED.
+fn raw(dtype: DType) -> Option<&'static DeviceDef> {
+    match dtype {
+        DType::Q8_0 => Some(raw_q8_0::DEF),
+        DType::Q4_0 => Some(raw_q4_0::DEF),
+        DType::IQ4NL => Some(raw_iq4_nl::DEF),
+        _ => None,
+    }
+}
+
+/// Whether a row of the type has an f16 scale for each 32 values and nothing else beside its codes.
+pub fn is_scaled(dtype: DType) -> bool {
+    raw(dtype).is_some()
+}
+
+/// The function for a type's codes.
+pub fn decode_of(dtype: DType) -> &'static DeviceDef {
+    raw(dtype).unwrap_or_else(|| decode(dtype))
+}

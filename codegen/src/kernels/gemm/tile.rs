@@ -1,0 +1,297 @@
+//! A step of a tile: 128 values of K, from memory to the fragments of a warp.
+
+use gemma4c_dsl::prelude::*;
+
+use super::{GemmRing, GemmRows, GemmWeights};
+use crate::kernels::gelu::gelu_by_exp;
+
+/// Chunks of 16 bytes of a row of a step in the ring: 16 and some more, so that a quarter of a warp reads all banks.
+#[device]
+pub fn row_chunks(unit: u32) -> u32 {
+    if unit == 16 {
+        17
+    } else if unit == 8 {
+        20
+    } else {
+        18
+    }
+}
+
+/// The larger of two.
+#[device]
+pub fn larger(a: u32, b: u32) -> u32 {
+    if a > b { a } else { b }
+}
+
+/// Where the weights of this lane's rows begin, in units: of each 16 rows of the matrix, rows g and g + 8; of eight
+/// gated ones, gate and value. Rows past the end repeat the last one.
+#[device]
+pub fn row_units<const UNIT: u32, const TILES: u32, const GEGLU: bool>(
+    units: &mut Regs<u32>,
+    output: u32,
+    first: u32,
+    outputs: u32,
+    k: u32,
+) {
+    #[unroll]
+    for m in 0..TILES {
+        let column = output + m * if GEGLU { 8 } else { 16 } + lane_id() / 4;
+        let low = column.min(outputs - 1);
+        let high = if GEGLU { low + outputs } else { (column + 8).min(outputs - 1) };
+        units[m * 2] = (first + low) * (k / UNIT);
+        units[m * 2 + 1] = (first + high) * (k / UNIT);
+    }
+}
+
+/// The unit of a row that a lane multiplies: the last one stands for those past the end.
+#[device]
+pub fn unit_at<const UNIT: u32, const WHOLE: bool>(start: u32, step: u32, l: u32, k: u32) -> u32 {
+    let unit = step * (128 / UNIT) + l * 4 + lane_id() % 4;
+    start + if WHOLE { unit } else { unit.min(k / UNIT - 1) }
+}
+
+/// Issues the copies of a step's codes that this lane multiplies, and of the scales of its quad's rows, where that step
+/// is `wanted`: `codes_at` and `scales_at` are its stage.
+#[device]
+pub fn copy_weights<const UNIT: u32, const SCALED: bool, const WHOLE: bool, const TILES: u32>(
+    weights: GemmWeights,
+    ring: GemmRing,
+    codes_at: u32,
+    scales_at: u32,
+    units: &Regs<u32>,
+    step: u32,
+    wanted: bool,
+    k: u32,
+) {
+    if wanted {
+        let quad = lane_id() % 4;
+        #[unroll]
+        for i in 0..TILES * 2 {
+            #[unroll]
+            for l in 0..32 / UNIT {
+                let to = ring.codes.offset(codes_at + lane_id());
+                // One address serves all loads of a whole step.
+                let from = weights.codes.offset(unit_at(units[i], step, if WHOLE { 0 } else { l }, k));
+                cp_async16(to, (i * (32 / UNIT) + l) * 32, from, if WHOLE { l * 4 } else { 0 });
+            }
+        }
+        if SCALED {
+            // Two words of each row: the first two lanes of a quad bring row g's, the others row g + 8's.
+            #[unroll]
+            for m in 0..TILES {
+                let start = if quad >= 2 { units[m * 2 + 1] } else { units[m * 2] } / (64 / UNIT);
+                let last = if WHOLE { step * 2 + 1 } else { k / 64 - 1 };
+                let word = (step * 2 + quad % 2).min(last);
+                let to = scales_at + m * 32 + (quad / 2 * 8 + lane_id() / 4) * 2 + quad % 2;
+                cp_async4(ring.scales, to, weights.scales, start + word);
+            }
+        }
+    }
+}
+
+/// Loads what lies beside a step's codes, where rows are not SCALED.
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
+pub fn load_sides<const UNIT: u32, const WHOLE: bool, const TILES: u32>(
+    sides: &mut Regs<U32x4>,
+    units: &Regs<u32>,
+    step: u32,
+    k: u32,
+) {
+    #[unroll]
+    for i in 0..TILES * 2 {
+        #[unroll]
+        for l in 0..32 / UNIT {
+            sides[i * (32 / UNIT) + l] = side(unit_at(units[i], step, l, k), 0);
+        }
+    }
+}
+
+/// Chunk `chunk` of a row of a step, in the ring: where 32 values are a lane's, every other eight chunks change places
+/// with their neighbours, so that lanes two apart read different banks.
+#[device]
+pub fn chunk_place<const UNIT: u32>(chunk: u32) -> u32 {
+    if UNIT == 32 { chunk ^ (chunk >> 3 & 1) } else { chunk }
+}
+
+/// Issues the copies of a step's activations, by the warps of its slice; zeros past the last row and the end of K.
+#[device]
+pub fn copy_activations_of_step<
+    const UNIT: u32,
+    const WHOLE: bool,
+    const ROWS: u32,
+    const ACROSS: u32,
+    const PAIRS: u32,
+>(
+    ring: Shared<U32x4>,
+    rows: GemmRows,
+    first_row: u32,
+    end: u32,
+    step: u32,
+    k: u32,
+) {
+    let stride = row_chunks(UNIT);
+    let threads = ACROSS * 32;
+    let thread = thread_idx() % threads;
+    #[unroll]
+    for i in 0..(ROWS * 16 + threads - 1) / threads {
+        let at = thread + i * threads;
+        let row = at / 16;
+        let chunk = at % 16;
+        if row < ROWS {
+            let to = row * stride + chunk_place(chunk);
+            let place = step * 16 + chunk;
+            if (WHOLE || place < k / 8) && first_row + row < end {
+                let mut from = first_row + row;
+                if PAIRS > 0 {
+                    from = rows.order[from] / PAIRS.max(1);
+                }
+                cp_async16(ring, to, rows.x, from * (k / 8) + place);
+            } else {
+                ring[to] = U32x4::ZERO;
+            }
+        }
+    }
+}
+
+/// Eight values of row `i` of a lane's rows in a step: part `p` of load `l`.
+#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+pub fn eight_of<const UNIT: u32, const SCALED: bool, const WHOLE: bool>(
+    ring: GemmRing,
+    sides: &Regs<U32x4>,
+    start: u32,
+    step: u32,
+    i: u32,
+    l: u32,
+    p: u32,
+    k: u32,
+) -> U32x4 {
+    let codes = ring.codes[(i * (32 / UNIT) + l) * 32 + lane_id()];
+    let mut beside = sides[i * (32 / UNIT) + l];
+    let mut unit = unit_at(start, step, l, k);
+    if SCALED {
+        // A word has the scales of 64 values.
+        let quad = lane_id() % 4;
+        unit = l * 4 + quad;
+        beside = u32x4(ring.scales[i / 2 * 32 + (i % 2 * 8 + lane_id() / 4) * 2 + unit / (64 / UNIT)], 0, 0, 0);
+    }
+    decode(codes, beside, unit, p)
+}
+
+/// Multiplies a step.
+#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+pub fn multiply_step<const UNIT: u32, const ROWS: u32, const TILES: u32, const SCALED: bool, const WHOLE: bool>(
+    ring: GemmRing,
+    sides: &mut Regs<U32x4>,
+    units: &Regs<u32>,
+    step: u32,
+    sums: &mut Regs<F32x4>,
+    k: u32,
+) {
+    let quad = lane_id() % 4;
+    #[unroll]
+    for l in 0..32 / UNIT {
+        #[unroll]
+        for p in 0..(UNIT / 8).max(1) {
+            // Eight values of both rows of each tile: of f32 four.
+            let mut low = regs(U32x4::ZERO, TILES);
+            let mut high = regs(U32x4::ZERO, TILES);
+            #[unroll]
+            for m in 0..TILES {
+                low[m] = eight_of(decode, ring, sides, units[m * 2], step, m * 2, l, p, k);
+                high[m] = eight_of(decode, ring, sides, units[m * 2 + 1], step, m * 2 + 1, l, p, k);
+            }
+            let chunk = if UNIT == 4 { l * 2 + quad / 2 } else { l * (UNIT / 2) + quad * (UNIT / 8) + p };
+            #[unroll]
+            for n in 0..ROWS / 8 {
+                let eight = ring.x[(n * 8 + lane_id() / 4) * row_chunks(UNIT) + chunk_place(chunk)];
+                let mut first = u32x2(eight.x, eight.y);
+                if UNIT == 4 && quad % 2 == 1 {
+                    first = u32x2(eight.z, eight.w);
+                }
+                #[unroll]
+                for m in 0..TILES {
+                    let at = m * (ROWS / 8) + n;
+                    sums[at] = mma_m16n8k16_bf16(u32x4(low[m].x, high[m].x, low[m].y, high[m].y), first, sums[at]);
+                }
+                if UNIT > 4 {
+                    #[unroll]
+                    for m in 0..TILES {
+                        let at = m * (ROWS / 8) + n;
+                        let left = u32x4(low[m].z, high[m].z, low[m].w, high[m].w);
+                        sums[at] = mma_m16n8k16_bf16(left, u32x2(eight.z, eight.w), sums[at]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds up this lane's part of a fragment, slice by slice.
+#[device]
+pub fn sum_of_slices<const ROWS: u32, const TILES: u32, const ACROSS: u32, const SLICES: u32, const HELD: u32>(
+    memory: Shared<U32x4>,
+    number: u32,
+) -> F32x4 {
+    let all = ACROSS * TILES * (ROWS / 8);
+    let mut total = F32x4::ZERO;
+    #[unroll]
+    for slice in 0..SLICES {
+        let at = (slice % HELD * all + number) * 32 + lane_id();
+        let mut part = memory[at];
+        if SLICES > HELD {
+            part = load_peer::<U32x4>(memory, at, slice / HELD);
+        }
+        let x = f32::from_bits(part.x);
+        let y = f32::from_bits(part.y);
+        let z = f32::from_bits(part.z);
+        let w = f32::from_bits(part.w);
+        total = if slice == 0 { f32x4(x, y, z, w) } else { f32x4(total.x + x, total.y + y, total.z + z, total.w + w) };
+    }
+    total
+}
+
+/// Stores a value of the result.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_output<const PAIRS: u32, O: Float>(
+    out: Output<O>,
+    order: Input<u32>,
+    value: f32,
+    output: u32,
+    row: u32,
+    end: u32,
+    outputs: u32,
+    by_stride: u32,
+) {
+    if row < end && output < outputs {
+        let mut to = row;
+        if PAIRS > 0 {
+            to = order[row];
+        }
+        out[to * outputs + output] = O::from_f32(epilogue(value, to * by_stride + output));
+    }
+}
+
+/// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
+    out: Output<O>,
+    order: Input<u32>,
+    sum: F32x4,
+    output: u32,
+    row: u32,
+    end: u32,
+    outputs: u32,
+    by_stride: u32,
+) {
+    let column = output + lane_id() / 4;
+    let own = row + lane_id() % 4 * 2;
+    if GEGLU {
+        store_output(epilogue, out, order, gelu_by_exp(sum.x) * sum.z, column, own, end, outputs, by_stride);
+        store_output(epilogue, out, order, gelu_by_exp(sum.y) * sum.w, column, own + 1, end, outputs, by_stride);
+    } else {
+        store_output(epilogue, out, order, sum.x, column, own, end, outputs, by_stride);
+        store_output(epilogue, out, order, sum.y, column, own + 1, end, outputs, by_stride);
+        store_output(epilogue, out, order, sum.z, column + 8, own, end, outputs, by_stride);
+        store_output(epilogue, out, order, sum.w, column + 8, own + 1, end, outputs, by_stride);
+    }
+}

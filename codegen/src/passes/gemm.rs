@@ -1,0 +1,39 @@
+//! Decoded rows with 16-bit operands: all products of decoded rows, of one row and of 128, are one kernel's
+//! ([`gemm`](crate::kernels::gemm)), so that a row has the same bits in any batch.
+//!
+//! The pass decides it for the whole plan: norms are then launches of their own, which write bf16 once for all blocks,
+//! and experts multiply sorted rows, as in prefill. Dense models with weights of four bits gain from 32 rows on; few
+//! rows, and models of eight bits, are faster with int8 activations (docs/ledger.md). So it is for whoever asks.
+
+use gemma4c_graph::Kind;
+use gemma4c_graph::passes::Log;
+
+use super::schedule::{Abilities, Pass, Schedule, product_of};
+
+pub const PASS: Pass = Pass {
+    name: "gemm",
+    about: "decode: all products have bf16 operands, in one kernel for 1 to 128 rows; faster for many sequences of dense 4-bit models",
+    required: false,
+    asked_for: true,
+    run,
+};
+
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    if can.exact || schedule.soft_rows.is_some() {
+        return;
+    }
+    schedule.in_16_bits = true;
+    for group in schedule.fused.ordered() {
+        let of_experts = matches!(group.kind, Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. });
+        if schedule.is_one_row(&group) && (of_experts || product_of(schedule.graph(), &group).is_some()) {
+            schedule.mark(log, &group.nodes);
+        }
+    }
+}
+
+/// Rows of a group of sorted pairs of an expert: of so many rows, each with `top` of `experts`. A tile of 8 reads
+/// weights as fast as one of 16; an expert that more rows choose is read again for each group.
+pub fn height(rows: u32, (experts, top): (u32, u32)) -> u32 {
+    let pairs = (rows * top).div_ceil(experts.max(1));
+    (2 * pairs).next_power_of_two().clamp(8, 64)
+}
