@@ -5,12 +5,15 @@
 //! from it, [`reference`] decodes any format straight from it, the unrolled decoders in [`decode`] are tested
 //! against it for every bit pattern that matters, and GPU kernels take their offsets from it.
 //!
+//! [`finite`] finds what is no number in a damaged file.
+//!
 //! [`narrow`] is the other use of 8 bits: keys and values, which are rounded while a plan runs.
 //!
 //! What this crate does not do: arithmetic on blocks (dot products live with the backends) and quantisation of
 //! trained weights (the files arrive quantised).
 
 pub mod decode;
+pub mod finite;
 mod layout;
 pub mod narrow;
 pub mod reference;

@@ -117,7 +117,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "gemm",
         about: "products of 1 to 128 rows over repacked weights, with 16-bit operands: a row has the same bits in any batch",
-        kernels: &[kernels::gemm::gemm::DEF],
+        kernels: &[kernels::gemm::warps::gemm::DEF, kernels::gemm::warpgroups::gemm_warpgroups::DEF],
         cases: cases::gemm::cases,
     },
     Family {

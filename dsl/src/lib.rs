@@ -153,8 +153,8 @@
 //! warp_id …`), [`intrinsics::warp`] (`barrier barrier_of warp_barrier shfl_xor shfl_idx ballot warp_any warp_all
 //! warp_sum warp_max warp_largest block_sum block_max`), [`intrinsics::loads`] (`load load_streamed load_streamed_if
 //! read_only store`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_of signed_byte_of nibble_of pack_bytes
-//! sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8 multiply_f16
-//! widen_e4m3 pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt quotient recip f32_to_i32 f32_to_u32
+//! sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
+//! multiply_f16 fma_bf16 widen_e4m3 pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt quotient recip f32_to_i32 f32_to_u32
 //! round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add last_block_of`),
 //! [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`]

@@ -6,9 +6,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use gemma4c_blocks::finite::first_not_finite;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{ModelFile, Plan, Weight};
 use memmap2::Mmap;
+use rayon::prelude::*;
 
 use crate::embedded::EmbeddedWeights;
 use crate::error::RuntimeError;
@@ -99,13 +101,45 @@ impl Weights {
         &self.maps[file][offset as usize..][..weight.bytes as usize]
     }
 
-    /// Reads bytes of a weight from its byte `from` on, past the map: each byte is wanted once, so mapping its page
-    /// would only cost time, and a file that was cut meanwhile is an error and not the end of the process.
+    /// Reads whole blocks of a weight from its byte `from` on, on all cores and past the map: each byte is wanted once,
+    /// so mapping its page would only cost time, and a file that was cut meanwhile is an error and not the end of the
+    /// process.
     pub fn read(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
         let (file, offset) = self.place(weight);
         let (path, file) = &self.files[file];
-        let failed = |source| RuntimeError::Io { path: path.clone(), source };
-        file.read_exact_at(bytes, offset + from).map_err(failed)
+        let some = at_a_time(weight);
+        bytes.par_chunks_mut(some).enumerate().try_for_each(|(index, bytes)| {
+            let from = from + (index * some) as u64;
+            let failed = |source| RuntimeError::Io { path: path.clone(), source };
+            file.read_exact_at(bytes, offset + from).map_err(failed)?;
+            check_numbers(weight, from, bytes)
+        })
+    }
+
+    /// Reads all weights through the map, on all cores: each of their values is a number.
+    pub fn check(&self, plan: &Plan) -> Result<(), RuntimeError> {
+        plan.weights.par_iter().try_for_each(|weight| {
+            let parts = self.bytes(weight).par_chunks(at_a_time(weight)).enumerate();
+            parts.try_for_each(|(index, bytes)| check_numbers(weight, (index * at_a_time(weight)) as u64, bytes))
+        })
+    }
+}
+
+/// Bytes of a weight that one core reads at a time: whole blocks.
+fn at_a_time(weight: &Weight) -> usize {
+    let block = weight.dtype.layout().bytes;
+    (1 << 20) / block * block
+}
+
+/// Blocks of a weight from its byte `from` on hold numbers: one that is none would make an answer of nothing but NaN.
+fn check_numbers(weight: &Weight, from: u64, blocks: &[u8]) -> Result<(), RuntimeError> {
+    let layout = weight.dtype.layout();
+    match first_not_finite(weight.dtype, blocks) {
+        None => Ok(()),
+        Some(at) => {
+            let value = from / layout.bytes as u64 * layout.len as u64 + at as u64;
+            Err(RuntimeError::NoNumber { tensor: weight.name.clone(), value })
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::common::Place;
 use crate::common::gguf::{Key, rewrite, same};
-use gemma4c_models::gguf::Value;
+use gemma4c_models::gguf::{Gguf, Value};
 
 /// A place with a tiny model and its plan, and the faults met so far as text.
 struct Faults {
@@ -115,6 +115,28 @@ fn a_model_that_cannot_be_compiled() {
     faults.record_refusal("inspect plan.bin --dot 0");
     assert!(!faults.place.path("out.bin").exists(), "a failed compile leaves nothing");
     assert_text!("errors", "compile", faults.texts);
+}
+
+/// A factor that is infinite, and one that is NaN: of a matrix, of the table of embeddings.
+#[test]
+fn a_weight_that_is_no_number() {
+    let mut faults = Faults::new();
+    let good = faults.place.read("model.gguf");
+    let offset = |name: &str| {
+        let file = Gguf::open(&faults.place.path("model.gguf")).expect("a model");
+        file.tensor(name).expect("a tensor").offset as usize
+    };
+    let places = [("infinite", "blk.1.ffn_down.weight", 34 * 1000, 0x7c00u16), ("nan", "token_embd.weight", 0, 0xfe01)];
+    for (name, tensor, block, half) in places {
+        let at = offset(tensor) + block;
+        let damaged = [&good[..at], &half.to_le_bytes(), &good[at + 2..]].concat();
+        faults.place.write(&format!("{name}.gguf"), damaged);
+        faults.place.ok(&format!("compile {name}.gguf -o {name}.bin --target cpu --ctx 64 --chunk 16"));
+    }
+    faults.record_refusal("run infinite.bin -p hello");
+    faults.record_refusal("run nan.bin -p hello");
+    faults.record_refusal("bench infinite.bin -p 16 -n 4");
+    assert_text!("errors", "weights", faults.texts);
 }
 
 #[test]

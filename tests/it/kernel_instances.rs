@@ -400,16 +400,11 @@ fn what_a_users_plan_launches_is_in_the_list() {
 // -- Compiled, with no GPU -----------------------------------------------------------------------------------------------
 
 /// Decode kernels that spill registers, a few words a thread, where none should: one that does pays for it in every token.
-const SPILLING: [(&str, &[Arch]); 9] = [
+const SPILLING: [(&str, &[Arch]); 5] = [
     ("attention_rows: e4b q8_0, 128 sequences, gemm, decode 128, layer 0, attention.mixed", &[Arch::Sm90a]),
     ("attention_rows: e4b q8_0, 128 sequences, gemm, decode 32, layer 5, attention.mixed", &[Arch::Sm90a]),
     ("attention_rows: e4b q8_0, 128 sequences, gemm, decode 8, layer 5, attention.mixed", &[Arch::Sm90a]),
     ("expert_down: 26b-a4b f32, decode, layer 0, ffn_down + ffn_down_exps", &[Arch::Sm90a]),
-    // 128 accumulators a lane leave few registers.
-    ("gemm: e4b q8_0, 128 sequences, gemm, decode 128, layer 0, attn_q + attn_k + attn_v", &[Arch::Sm90a]),
-    ("gemm: e4b q8_0, 128 sequences, gemm, decode 128, layer 0, ffn_down", &[Arch::Sm90a]),
-    ("gemm: e4b q8_0, 128 sequences, gemm, decode 128, layer 0, ffn_gate + ffn_up", &[Arch::Sm90a]),
-    ("gemm: e4b q8_0, 128 sequences, gemm, decode 128, layer 0, inp_gate", &[Arch::Sm90a]),
     ("matvec: 26b-a4b q4_k_m, decode, layer 1, attn_v", &[Arch::Sm90a]),
 ];
 /// Bytes that each of them stores and loads, at most.

@@ -118,15 +118,15 @@ fn several_splits_in_company() {
     }
 }
 
-/// With bf16 operands, from one row to sixteen.
+/// With bf16 operands, from one row to sixteen by warps, then by warpgroups.
 #[test]
 fn rows_of_16_bits_in_company() {
-    let options = lowered::Options { context: Some(64), chunk: Some(4), sequences: 16, ..lowered::Options::default() };
+    let options = lowered::Options { context: Some(64), chunk: Some(4), sequences: 32, ..lowered::Options::default() };
     let options = options.with(&["gemm"]);
-    let lengths: Vec<usize> = (0..10).map(|number| 1 + number % 3).collect();
+    let lengths: Vec<usize> = (0..18).map(|number| 1 + number % 3).collect();
     let target = Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8);
     for synth in ["tiny-e -q q8_0 --layers 3", "tiny-moe -q q4_0 --layers 2"] {
-        check_with(synth, &options, target.clone(), &lengths, &[(3, 2), (10, 10)]);
+        check_with(synth, &options, target.clone(), &lengths, &[(3, 2), (10, 10), (18, 18)]);
     }
 }
 

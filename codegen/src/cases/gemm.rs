@@ -1,5 +1,5 @@
-//! Cases of the product with one arithmetic: every type, tiles that are full and not, slices in a block and in clusters,
-//! gates, sorted pairs of experts, rows past the end of a batch.
+//! Cases of the product with one arithmetic, by warps and by warpgroups: every type, tiles that are full and not, slices
+//! in a block and in clusters, gates, sorted pairs of experts, rows past the end of a batch.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -8,11 +8,12 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::gemm::{Gemm, Shape};
+use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(experts()).collect()
+    types().into_iter().chain(shapes()).chain(experts()).chain(warpgroups()).collect()
 }
 
 /// A product of random operands. Of several experts, each row chose one.
@@ -24,7 +25,9 @@ struct Problem {
 }
 
 /// A launch of few rows.
-const FEW: Shape = Shape { rows: 8, tiles: 1, across: 2, held: 1, stages: 2 };
+const FEW: Shape = Shape { rows: 8, tiles: 1, across: 2, held: 1, stages: 2, resident: 0 };
+/// A launch of many, by warpgroups.
+const MANY: Shape = Shape { rows: 32, tiles: 1, across: 4, held: 1, stages: 3, resident: 1 };
 
 fn of(dtype: DType, outputs: u32, k: u32) -> Gemm {
     Gemm { dtype, outputs, k, geglu: false, pairs: 0, out: ElementType::F32, epilogue: Vec::new() }
@@ -99,9 +102,8 @@ impl Problem {
             0 => self.of.grid(shape, self.rows[0] as u32),
             _ => self.of.grid_of_tiles(shape, groups.len() as u32 - 1),
         };
-        let bytes: Vec<u8> = x.iter().flat_map(|value| value.to_bits().to_ne_bytes()).collect();
         case.grid(grid)
-            .buffer("rows_x", Data::new(ElementType::U32x4, bytes))
+            .buffer("rows_x", x)
             .buffer("rows_groups", groups)
             .buffer("rows_order", order)
             .scalar("rows_count", self.rows[1] as u32)
@@ -167,13 +169,34 @@ pub fn experts() -> Vec<Case> {
     ]
 }
 
-/// The first row of each is the same product: alone and in any batch, whatever the tile, however slices are shared out.
-pub fn first_rows() -> Vec<Case> {
-    let case = |rows, shape| Problem::new(of(DType::Q4_0, 19, 1100 / 32 * 32), [rows, rows]).case(shape);
+/// By warpgroups: every type that they decode, and what warps do.
+pub fn warpgroups() -> Vec<Case> {
+    let typed = |dtype| Problem::new(of(dtype, 11, 256), [3, 3]).case(MANY);
+    let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).unit >= 8).map(typed);
+    let gated = |gemm: Gemm| Gemm { geglu: true, out: ElementType::BF16, ..gemm };
+    let with_add = Gemm { epilogue: vec![then_add::DEF], ..of(DType::Q4_0, 70, 96) };
+    let experts = Gemm { pairs: 3, ..gated(of(DType::Q8_0, 24, 160)) };
+    let shapes = vec![
+        Problem::new(with_add, [7, 5]).case(MANY),
+        Problem::new(of(DType::Q8_0, 140, 1152), [40, 37]).case(Shape { rows: 64, across: 8, ..MANY }),
+        Problem::new(gated(of(DType::Q4_0, 40, 2048)), [96, 90]).case(Shape { rows: 96, stages: 4, ..MANY }),
+        Problem::new(of(DType::Q6K, 33, 512), [128, 128]).case(Shape { rows: 128, across: 8, ..MANY }),
+        Problem::new(of(DType::BF16, 70, 160), [40, 40]).case(MANY),
+        Problem { of: experts, experts: 2, rows: [99, 96] }.case(MANY),
+    ];
+    types.chain(shapes).collect()
+}
+
+/// The first row of each is the same product: alone and in any batch, whatever the tile, however slices are shared out,
+/// by warps and by warpgroups.
+pub fn first_rows(dtype: DType, k: u32) -> Vec<Case> {
+    let case = |rows, shape| Problem::new(of(dtype, 19, k), [rows, rows]).case(shape);
     vec![
         case(1, Shape { held: 2, ..FEW }),
         case(3, Shape { held: 1, stages: 3, ..FEW }),
         case(20, Shape { rows: 32, tiles: 2, held: 2, across: 1, ..FEW }),
         case(70, Shape { rows: 64, tiles: 2, held: 1, ..FEW }),
+        case(20, MANY),
+        case(70, Shape { rows: 96, across: 8, ..MANY }),
     ]
 }

@@ -9,7 +9,9 @@ use super::error::LowerError;
 use super::launch::Span;
 use super::phase::{PhaseBuilder, SortedPairs, Work};
 use super::weights::Matrix;
-use crate::kernels::gemm::{Gemm, GemmRowsArguments, GemmWeightsArguments, gemm};
+use crate::kernels::gemm::warpgroups::gemm_warpgroups;
+use crate::kernels::gemm::warps::gemm;
+use crate::kernels::gemm::{Gemm, GemmRowsArguments, GemmWeightsArguments, Shape};
 use crate::kernels::outputs::Outputs;
 use crate::passes::experts_of;
 
@@ -46,7 +48,7 @@ impl PhaseBuilder<'_, '_> {
         let bytes = matrix.bytes() + rows as u64 * (k as u64 * 2 + outputs as u64 * element.size() as u64);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * k as u64 };
         let why = format!("{rows} rows: {}", shape.describe(kind.slices()));
-        let arguments = gemm_arguments(&matrix, places, out, &kind, (filled, by_stride));
+        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (filled, by_stride));
         let grid = kind.grid(shape, rows);
         self.launch(kind.instance(shape)?, grid, arguments, &group.nodes, work, Choice::because(why))?;
         match rounded {
@@ -89,7 +91,7 @@ impl PhaseBuilder<'_, '_> {
         let moved = pairs as u64 * (k as u64 * 2 + outputs as u64 * kind.out.size() as u64);
         let work = Work { bytes: read + moved, flops: 2 * pairs as u64 * of_expert as u64 * k as u64 };
         let why = format!("{pairs} pairs of a row and an expert, sorted: {}", shape.describe(kind.slices()));
-        let arguments = gemm_arguments(&matrix, places, out, &kind, (Vec::new(), 0));
+        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (Vec::new(), 0));
         let grid = kind.grid_of_tiles(shape, sorted.most_groups);
         self.launch(kind.instance(shape)?, grid, arguments, &group.nodes, work, Choice::because(why))
     }
@@ -111,18 +113,24 @@ fn gemm_arguments(
     matrix: &Matrix,
     rows: GemmRowsArguments<Span>,
     out: Span,
-    of: &Gemm,
+    (of, shape): (&Gemm, Shape),
     (epilogue, by_stride): (Vec<Filled<Span>>, u32),
 ) -> LaunchArguments<Span> {
     let scales = if of.is_scaled() { matrix.plane("scales") } else { Span::Unused };
     let weights = GemmWeightsArguments { codes: matrix.codes(), scales };
-    let arguments = gemm::Arguments { weights, rows, out, outputs: of.outputs, by_stride, k: of.k };
-    let mut arguments: LaunchArguments<Span> = match of.is_scaled() {
-        true => arguments.into(),
-        false => arguments.with_slot(gemm::slot::side, matrix.side()),
-    };
-    for filled in epilogue {
-        arguments = arguments.with_slot(gemm::slot::epilogue, filled);
+    // Two kernels with the same parameters.
+    macro_rules! of_kernel {
+        ($kernel:ident) => {{
+            let arguments = $kernel::Arguments { weights, rows, out, outputs: of.outputs, by_stride, k: of.k };
+            let arguments: LaunchArguments<Span> = match of.is_scaled() {
+                true => arguments.into(),
+                false => arguments.with_slot($kernel::slot::side, matrix.side()),
+            };
+            epilogue.into_iter().fold(arguments, |all, filled| all.with_slot($kernel::slot::epilogue, filled))
+        }};
     }
-    arguments
+    match shape.resident {
+        0 => of_kernel!(gemm),
+        _ => of_kernel!(gemm_warpgroups),
+    }
 }

@@ -1,9 +1,9 @@
-//! Decoded rows with 16-bit operands: all products of decoded rows, of one row and of 128, are one kernel's
+//! Decoded rows with 16-bit operands: all products of decoded rows, of one row and of 128, have one arithmetic
 //! ([`gemm`](crate::kernels::gemm)), so that a row has the same bits in any batch.
 //!
 //! The pass decides it for the whole plan: norms are then launches of their own, which write bf16 once for all blocks,
-//! and experts multiply sorted rows, as in prefill. Dense models with weights of four bits gain from 32 rows on; few
-//! rows, and models of eight bits, are faster with int8 activations (docs/ledger.md). So it is for whoever asks.
+//! and experts multiply sorted rows, as in prefill. From 32 rows on that is faster; fewer are faster with int8
+//! activations (docs/ledger.md). So it is for whoever asks.
 
 use gemma4c_graph::Kind;
 use gemma4c_graph::passes::Log;
@@ -12,7 +12,7 @@ use super::schedule::{Abilities, Pass, Schedule, product_of};
 
 pub const PASS: Pass = Pass {
     name: "gemm",
-    about: "decode: all products have bf16 operands, in one kernel for 1 to 128 rows; faster for many sequences of dense 4-bit models",
+    about: "decode: all products have bf16 operands, with one arithmetic for 1 to 128 rows; faster from 32 sequences on",
     required: false,
     asked_for: true,
     run,

@@ -3,12 +3,13 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cases::gemm;
+use gemma4c_codegen::kernels::gemm::decode::raw_q4_0;
 use gemma4c_codegen::kernels::gemm::shape::{MOST_ROWS, slices};
 use gemma4c_codegen::kernels::gemm::{Gemm, Shape};
 use gemma4c_codegen::target::GPUS;
-use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
+use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
 fn check(cases: Vec<Case>) {
     assert!(!cases.is_empty());
@@ -28,6 +29,11 @@ fn tiles_and_slices() {
 }
 
 #[test]
+fn by_warpgroups() {
+    check(gemm::warpgroups());
+}
+
+#[test]
 fn rows_by_expert() {
     check(gemm::experts());
 }
@@ -39,9 +45,28 @@ fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
         let results = Simulator(Order::Forward).run(case).expect("the case runs");
         results[out].as_ref().expect("the result is a buffer").bytes()[..19 * 4].to_vec()
     };
-    let rows: Vec<Vec<u8>> = gemm::first_rows().iter().map(first_row).collect();
-    assert!(rows[0].iter().any(|byte| *byte != 0));
-    assert!(rows.iter().all(|row| *row == rows[0]));
+    for (dtype, k) in [(DType::Q4_0, 1088), (DType::Q8_0, 1088), (DType::BF16, 1056), (DType::Q6K, 1280)] {
+        let rows: Vec<Vec<u8>> = gemm::first_rows(dtype, k).iter().map(first_row).collect();
+        assert!(rows[0].iter().any(|byte| *byte != 0));
+        assert!(rows.iter().all(|row| *row == rows[0]), "{dtype}");
+    }
+}
+
+/// In pairs of bf16 a nibble times a scale is rounded once, whatever the scale.
+#[test]
+fn nibbles_are_decoded_exactly() {
+    for bits in (0..=u16::MAX).filter(|bits| F16::from_bits(*bits).to_f32().is_finite()) {
+        let scale = F16::from_bits(bits).to_f32();
+        let codes = U32x4 { x: 0x33221100, y: 0x77665544, z: 0xbbaa9988, w: 0xffeeddcc };
+        for part in [0, 1] {
+            let U32x4 { x, y, z, w } = raw_q4_0(codes, U32x4 { x: bits.into(), ..U32x4::ZERO }, 0, part);
+            let halves = [x, y, z, w].into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]);
+            for (at, half) in halves.enumerate() {
+                let expected = BF16::from_f32((part as f32 * 8.0 + at as f32 - 8.0) * scale).to_f32();
+                assert_eq!(BF16::from_bits(half).to_f32(), expected, "{scale} times {at} of part {part}");
+            }
+        }
+    }
 }
 
 #[test]

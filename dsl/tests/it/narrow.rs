@@ -25,6 +25,13 @@ fn multiplied(a: Input<u32>, b: Input<u32>, out: Output<u32>) {
     out[thread_idx()] = multiply_f16(a[thread_idx()], b[thread_idx()]);
 }
 
+/// Pairs of bf16 times other pairs and more.
+#[kernel(block = 32)]
+fn added(a: Input<u32>, b: Input<u32>, c: Input<u32>, out: Output<u32>) {
+    let at = block_idx() * 32 + thread_idx();
+    out[at] = fma_bf16(a[at], b[at], c[at]);
+}
+
 #[kernel(block = 32)]
 fn packed_e4m3(x: Input<f32>, out: Output<u32>, count: u32) {
     for i in (thread_idx()..count).by(32) {
@@ -119,4 +126,47 @@ fn every_half_has_the_value_that_ieee_gives_it() {
             assert!(ours.to_bits() == expected.to_bits() || ours.is_nan() && expected.is_nan(), "{bits:#x}: {ours}");
         }
     }
+}
+
+/// The bf16 next to a whole number of 2^-80, the even one of two that are as near.
+fn nearest_bf16(exact: i128) -> BF16 {
+    let scaled = |bits: u16| {
+        let value = BF16::from_bits(bits).to_f32();
+        // A bf16 here is a whole number of them.
+        (f64::from(value) * 2f64.powi(80)) as i128
+    };
+    let about = BF16::from_f32((exact as f64 * 2f64.powi(-80)) as f32).to_bits();
+    let near = [about.saturating_sub(1), about, about.saturating_add(1)];
+    let best = near.into_iter().min_by_key(|bits| ((scaled(*bits) - exact).abs(), bits & 1));
+    BF16::from_bits(best.expect("three of them"))
+}
+
+#[test]
+fn pairs_are_multiplied_added_and_rounded_once() {
+    // Sums that are ties, nearly ties from either side, cancelled, and of one that is far below the other.
+    let mut all = Vec::new();
+    for fraction in 0..128 {
+        let a = 1.0 + fraction as f32 / 128.0;
+        for (b, c) in [(1.0078125f32, 1.0f32), (-1.5, 1.5), (1.0, 2f32.powi(-9)), (1.0078125, 2f32.powi(-40))] {
+            all.push([a, b, c]);
+            all.push([a, b, -c]);
+        }
+    }
+    let column = |index: usize| -> Vec<BF16> { all.iter().map(|three| BF16::from_f32(three[index])).collect() };
+    let [a, b, c] = [0, 1, 2].map(column);
+    let pairs = |all: &[BF16]| -> Vec<u32> {
+        all.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
+    };
+    let whole = |value: BF16, power: i32| (f64::from(value.to_f32()) * 2f64.powi(power)) as i128;
+    let exact = (0..all.len()).map(|at| whole(a[at], 40) * whole(b[at], 40) + whole(c[at], 80));
+    let expected: Vec<BF16> = exact.map(nearest_bf16).collect();
+    let rows = pairs(&a).len();
+    assert_eq!(rows % 32, 0);
+    Case::new("pairs", added::Chosen {}.build().expect("an instance"))
+        .grid([rows as u32 / 32, 1, 1])
+        .buffer("a", pairs(&a))
+        .buffer("b", pairs(&b))
+        .buffer("c", pairs(&c))
+        .expect("out", pairs(&expected), Bound::Exact)
+        .assert();
 }

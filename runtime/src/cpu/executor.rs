@@ -195,6 +195,7 @@ impl Executor {
             return Err(RuntimeError::OutOfMemory { what, needed, available, advice });
         }
         let weights = Weights::open(&plan, location)?;
+        weights.check(&plan)?;
         Ok(Executor::new(plan, Part::Text, Arc::new(weights), room))
     }
 

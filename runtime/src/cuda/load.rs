@@ -163,9 +163,7 @@ impl Loader<'_> {
             let (bytes, after) = rest.split_at_mut(piece.at - start).1.split_at_mut(piece.bytes());
             (rest, start) = (after, piece.at + piece.bytes());
             let weight = &self.plan.weights[self.program.loads[piece.load].weight.index()];
-            let first = piece.first_row * piece.row_bytes as u64;
-            let parts = bytes.chunks_mut(READ).enumerate();
-            reads.extend(parts.map(|(i, bytes)| (weight, first + (i * READ) as u64, bytes)));
+            reads.push((weight, piece.first_row * piece.row_bytes as u64, bytes));
         }
         reads.into_par_iter().try_for_each(|(weight, from, bytes)| self.weights.read(weight, from, bytes))
     }
@@ -232,9 +230,7 @@ impl Loader<'_> {
             for part in load.parts.iter().filter(|part| !goes_to_the_device(part)) {
                 let LoadPart::Copy { to } = part else { continue };
                 let weight = &self.plan.weights[load.weight.index()];
-                let bytes = self.regions.host(to);
-                let reads = bytes.par_chunks_mut(READ).enumerate();
-                reads.try_for_each(|(i, bytes)| self.weights.read(weight, (i * READ) as u64, bytes))?;
+                self.weights.read(weight, 0, self.regions.host(to))?;
                 done += bytes_of(part);
                 progress(done, total);
             }

@@ -8,7 +8,9 @@ use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
 use super::decode::{decode_of, is_scaled};
 use super::tile::row_chunks;
-use super::{GemmTile, gemm};
+use super::views::GemmTile;
+use super::warpgroups::{gemm_warpgroups, x_stages};
+use super::warps::gemm;
 use crate::kernels::matvec::formats::{format, side_none};
 use crate::target::Target;
 
@@ -24,6 +26,15 @@ const SLICE_STEPS: u32 = 4;
 const BLOCK_BYTES: u32 = 56 << 10;
 /// Rows of activations of a tile, at most.
 pub const MOST_ROWS: u32 = 128;
+/// Rows of a batch that warpgroups multiply, at least.
+const WARPGROUP_ROWS: u32 = 17;
+/// Registers of an SM, and what a lane of a warpgroup has beside its sums and operands, about.
+const REGISTERS: u32 = 64 << 10;
+const OTHER_REGISTERS: u32 = 48;
+/// Clocks in which an SM decodes a step of 64 rows of a matrix, by its instructions, and bytes that it gets from L2 in
+/// one. Shapes compare by them; what was measured is some three times as long, for all of them (docs/ledger.md).
+const DECODING_CLOCKS: u32 = 300;
+const BYTES_A_CLOCK: u32 = 45;
 
 /// The slices of a matrix of so many rows (of one expert, where there are several) with `k` values each.
 pub fn slices(matrix_rows: u32, k: u32) -> u32 {
@@ -65,8 +76,10 @@ pub struct Shape {
     pub across: u32,
     /// Slices of a block; the others are in the other blocks of its cluster.
     pub held: u32,
-    /// Steps in shared memory, of activations and of codes.
+    /// Steps in shared memory, of activations and of codes; by warpgroups, of codes alone.
     pub stages: u32,
+    /// Blocks of warpgroups that share an SM. 0: warps multiply, each for itself.
+    pub resident: u32,
 }
 
 impl Shape {
@@ -78,20 +91,18 @@ impl Shape {
             (_, 1) => format!(", K in {slices} slices"),
             _ => format!(", K in {slices} slices, clusters of {cluster}"),
         };
-        format!("tiles of {} x {}{of_slices}", self.rows, 16 * self.tiles * self.across)
+        let by = if self.resident > 0 { " by warpgroups" } else { "" };
+        format!("tiles of {} x {}{by}{of_slices}", self.rows, 16 * self.tiles * self.across)
     }
 
-    /// Bytes of a step in shared memory.
+    /// Bytes of a step of codes and scales in shared memory.
+    fn code_bytes_of_step(&self, dtype: DType) -> u32 {
+        self.held * self.across * self.tiles * (2048 / format(dtype).unit * 16 + 128)
+    }
+
+    /// Bytes of a step in shared memory, where warps multiply.
     fn shared_bytes_of_step(&self, dtype: DType) -> u32 {
-        let unit = format(dtype).unit;
-        let warps = self.held * self.across * self.tiles;
-        self.held * self.rows * row_chunks(unit) * 16 + warps * (2048 / unit * 16 + 128)
-    }
-
-    /// Bytes of shared memory that a block takes.
-    fn shared_bytes(&self, dtype: DType) -> u32 {
-        let sums = self.held * self.across * self.tiles * self.rows / 8 * 32 * 16;
-        (self.stages * self.shared_bytes_of_step(dtype)).max(sums)
+        self.held * self.rows * row_chunks(format(dtype).unit) * 16 + self.code_bytes_of_step(dtype)
     }
 }
 
@@ -110,18 +121,25 @@ impl Gemm {
         slices(self.matrix_rows(), self.k)
     }
 
-    /// The shape for so many rows, where a cluster may have so many blocks: the lowest tile that holds them, with as many
-    /// slices in a block as four warps can have.
+    /// The shape for so many rows, where a cluster may have so many blocks.
     pub fn shape(&self, rows: u32, cluster: u32, target: &Target) -> Shape {
+        let by_warpgroups = (rows >= WARPGROUP_ROWS).then(|| self.shape_by_warpgroups(rows, cluster, target)).flatten();
+        by_warpgroups.unwrap_or_else(|| self.shape_by_warps(rows, cluster, target))
+    }
+
+    /// The lowest tile that holds the rows, with as many slices in a block as four warps can have.
+    fn shape_by_warps(&self, rows: u32, cluster: u32, target: &Target) -> Shape {
         let slices = self.slices();
-        let fits = |shape: &Shape| shape.shared_bytes(self.dtype) <= target.shared_bytes_per_block - 1024;
+        let fits = |shape: &Shape| {
+            shape.stages * shape.shared_bytes_of_step(self.dtype) <= target.shared_bytes_per_block - 1024
+        };
         let shape = |height: u32| {
             let few = height <= 16;
             let tiles = if few { 1 } else { 2 };
             let wanted = if few { slices.min(4) } else { 1 };
             let held = wanted.max(slices / cluster.max(1));
             let across = (4 / held).max(1);
-            Shape { rows: height, tiles, across, held, stages: 0 }
+            Shape { rows: height, tiles, across, held, stages: 0, resident: 0 }
         };
         // As many bytes of codes in flight as keep the memory busy, whoever else is on the SM.
         let stages = |shape: Shape| {
@@ -134,6 +152,37 @@ impl Gemm {
         let all = heights.iter().filter(|height| **height <= lowest);
         let smallest = Shape { stages: 2, ..shape(8) };
         all.flat_map(|height| stages(shape(*height))).find(fits).unwrap_or(smallest)
+    }
+
+    /// The lowest tile that holds the rows, with a slice in a block, and of those the one whose blocks take the fewest
+    /// clocks; `None` where there are no warpgroups, or no kernel of theirs.
+    fn shape_by_warpgroups(&self, rows: u32, cluster: u32, target: &Target) -> Option<Shape> {
+        let can = target.arch.has_wgmma() && format(self.dtype).unit >= 8;
+        if !can || self.slices() > cluster {
+            return None;
+        }
+        let height = [32, 64, 96, 128].into_iter().find(|height| *height >= rows).unwrap_or(MOST_ROWS);
+        let of = |across: u32, resident: u32| {
+            let held = height / (across * 2) * 4;
+            let registers = height / 2 + 32 + held + OTHER_REGISTERS;
+            let shape = Shape { rows: height, tiles: 1, across, held: 1, stages: 0, resident };
+            let bytes = (target.shared_bytes_per_multiprocessor / resident - 1024).min(target.shared_bytes_per_block);
+            let stages = bytes.checked_sub(x_stages() * height * 256 + 1024)? / shape.code_bytes_of_step(self.dtype);
+            let fits = stages >= 3 && across * 32 * resident * registers <= REGISTERS;
+            fits.then_some(Shape { stages: stages.min(8), ..shape })
+        };
+        let all = [8, 4].into_iter().flat_map(|across| (1..=4).rev().filter_map(move |resident| of(across, resident)));
+        all.min_by_key(|shape| self.clocks(*shape, rows, target))
+    }
+
+    /// Clocks of a launch by warpgroups, about: what its busiest SM decodes, multiplies and gets from L2.
+    fn clocks(&self, shape: Shape, rows: u32, target: &Target) -> u32 {
+        let blocks: u32 = self.grid(shape, rows).iter().product();
+        let wave = target.multiprocessors * shape.resident;
+        let of_an_sm = blocks / wave * shape.resident + (blocks % wave).div_ceil(target.multiprocessors);
+        let computed = shape.across / 4 * DECODING_CLOCKS.max(shape.rows * 4);
+        let read = (shape.rows * 256 + shape.code_bytes_of_step(self.dtype)) / BYTES_A_CLOCK;
+        of_an_sm * computed.max(read)
     }
 
     /// Blocks for `rows` rows. Those that share weights come one after the other.
@@ -149,25 +198,26 @@ impl Gemm {
 
     pub fn instance(&self, shape: Shape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        gemm::Chosen {
-            T: GemmTile {
-                UNIT: format.unit,
-                SCALED: self.is_scaled(),
-                WHOLE: self.k.is_multiple_of(STEP),
-                ROWS: shape.rows,
-                TILES: shape.tiles,
-                ACROSS: shape.across,
-                SLICES: self.slices(),
-                HELD: shape.held,
-                STAGES: shape.stages,
-            },
-            GEGLU: self.geglu,
-            PAIRS: self.pairs,
-            O: self.out,
-            side: if self.is_scaled() { side_none::DEF } else { format.side },
-            decode: vec![decode_of(self.dtype)],
-            epilogue: self.epilogue.clone(),
+        let side = if self.is_scaled() { side_none::DEF } else { format.side };
+        let tile = GemmTile {
+            UNIT: format.unit,
+            SCALED: self.is_scaled(),
+            WHOLE: self.k.is_multiple_of(STEP),
+            ROWS: shape.rows,
+            TILES: shape.tiles,
+            ACROSS: shape.across,
+            SLICES: self.slices(),
+            HELD: shape.held,
+            STAGES: shape.stages,
+            RESIDENT: shape.resident,
+        };
+        let (decode, epilogue) = (vec![decode_of(self.dtype)], self.epilogue.clone());
+        let (geglu, pairs, out) = (self.geglu, self.pairs, self.out);
+        match shape.resident {
+            0 => gemm::Chosen { T: tile, GEGLU: geglu, PAIRS: pairs, O: out, side, decode, epilogue }.build(),
+            _ => {
+                gemm_warpgroups::Chosen { T: tile, GEGLU: geglu, PAIRS: pairs, O: out, side, decode, epilogue }.build()
+            }
         }
-        .build()
     }
 }

@@ -2,8 +2,12 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::{GemmRing, GemmRows, GemmWeights};
-use crate::kernels::gelu::gelu_by_exp;
+use super::views::{GemmRing, GemmRows, GemmWeights};
+/// Steps of a slice are those from `steps * slice / SLICES` on.
+#[device]
+pub fn first_step(slice: u32, slices: u32, k: u32) -> u32 {
+    k.div_ceil(128) * slice / slices
+}
 
 /// Chunks of 16 bytes of a row of a step in the ring: 16 and some more, so that a quarter of a warp reads all banks.
 #[device]
@@ -15,12 +19,6 @@ pub fn row_chunks(unit: u32) -> u32 {
     } else {
         18
     }
-}
-
-/// The larger of two.
-#[device]
-pub fn larger(a: u32, b: u32) -> u32 {
-    if a > b { a } else { b }
 }
 
 /// Where the weights of this lane's rows begin, in units: of each 16 rows of the matrix, rows g and g + 8; of eight
@@ -113,7 +111,23 @@ pub fn chunk_place<const UNIT: u32>(chunk: u32) -> u32 {
     if UNIT == 32 { chunk ^ (chunk >> 3 & 1) } else { chunk }
 }
 
-/// Issues the copies of a step's activations, by the warps of its slice; zeros past the last row and the end of K.
+/// Fills the rows of all stages that the batch does not have with zeros, by the warps of a slice: nobody copies them.
+#[device]
+pub fn clear_absent_rows<const UNIT: u32, const ROWS: u32, const ACROSS: u32, const STAGES: u32>(
+    ring: Shared<BF16>,
+    stage_values: u32,
+    present: u32,
+) {
+    let stride = row_chunks(UNIT);
+    for at in (present * stride + thread_idx() % (ACROSS * 32)..ROWS * stride).by(ACROSS * 32) {
+        #[unroll]
+        for stage in 0..STAGES {
+            store(ring, stage * stage_values + at * 8, U32x4::ZERO);
+        }
+    }
+}
+
+/// Issues the copies of a step's activations, by the warps of its slice; zeros past the end of K.
 #[device]
 pub fn copy_activations_of_step<
     const UNIT: u32,
@@ -122,7 +136,7 @@ pub fn copy_activations_of_step<
     const ACROSS: u32,
     const PAIRS: u32,
 >(
-    ring: Shared<U32x4>,
+    ring: Shared<BF16>,
     rows: GemmRows,
     first_row: u32,
     end: u32,
@@ -137,17 +151,17 @@ pub fn copy_activations_of_step<
         let at = thread + i * threads;
         let row = at / 16;
         let chunk = at % 16;
-        if row < ROWS {
+        if row < ROWS && first_row + row < end {
             let to = row * stride + chunk_place(chunk);
             let place = step * 16 + chunk;
-            if (WHOLE || place < k / 8) && first_row + row < end {
+            if WHOLE || place < k / 8 {
                 let mut from = first_row + row;
                 if PAIRS > 0 {
                     from = rows.order[from] / PAIRS.max(1);
                 }
-                cp_async16(ring, to, rows.x, from * (k / 8) + place);
+                cp_async16(ring, to * 8, rows.x, from * k + place * 8);
             } else {
-                ring[to] = U32x4::ZERO;
+                store(ring, to * 8, U32x4::ZERO);
             }
         }
     }
@@ -203,7 +217,8 @@ pub fn multiply_step<const UNIT: u32, const ROWS: u32, const TILES: u32, const S
             let chunk = if UNIT == 4 { l * 2 + quad / 2 } else { l * (UNIT / 2) + quad * (UNIT / 8) + p };
             #[unroll]
             for n in 0..ROWS / 8 {
-                let eight = ring.x[(n * 8 + lane_id() / 4) * row_chunks(UNIT) + chunk_place(chunk)];
+                let place = (n * 8 + lane_id() / 4) * row_chunks(UNIT) + chunk_place(chunk);
+                let eight = load::<U32x4>(ring.x, place * 8);
                 let mut first = u32x2(eight.x, eight.y);
                 if UNIT == 4 && quad % 2 == 1 {
                     first = u32x2(eight.z, eight.w);
@@ -223,75 +238,5 @@ pub fn multiply_step<const UNIT: u32, const ROWS: u32, const TILES: u32, const S
                 }
             }
         }
-    }
-}
-
-/// Adds up this lane's part of a fragment, slice by slice.
-#[device]
-pub fn sum_of_slices<const ROWS: u32, const TILES: u32, const ACROSS: u32, const SLICES: u32, const HELD: u32>(
-    memory: Shared<U32x4>,
-    number: u32,
-) -> F32x4 {
-    let all = ACROSS * TILES * (ROWS / 8);
-    let mut total = F32x4::ZERO;
-    #[unroll]
-    for slice in 0..SLICES {
-        let at = (slice % HELD * all + number) * 32 + lane_id();
-        let mut part = memory[at];
-        if SLICES > HELD {
-            part = load_peer::<U32x4>(memory, at, slice / HELD);
-        }
-        let x = f32::from_bits(part.x);
-        let y = f32::from_bits(part.y);
-        let z = f32::from_bits(part.z);
-        let w = f32::from_bits(part.w);
-        total = if slice == 0 { f32x4(x, y, z, w) } else { f32x4(total.x + x, total.y + y, total.z + z, total.w + w) };
-    }
-    total
-}
-
-/// Stores a value of the result.
-#[device(slots(epilogue(value: f32, at: u32) -> f32))]
-pub fn store_output<const PAIRS: u32, O: Float>(
-    out: Output<O>,
-    order: Input<u32>,
-    value: f32,
-    output: u32,
-    row: u32,
-    end: u32,
-    outputs: u32,
-    by_stride: u32,
-) {
-    if row < end && output < outputs {
-        let mut to = row;
-        if PAIRS > 0 {
-            to = order[row];
-        }
-        out[to * outputs + output] = O::from_f32(epilogue(value, to * by_stride + output));
-    }
-}
-
-/// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows.
-#[device(slots(epilogue(value: f32, at: u32) -> f32))]
-pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
-    out: Output<O>,
-    order: Input<u32>,
-    sum: F32x4,
-    output: u32,
-    row: u32,
-    end: u32,
-    outputs: u32,
-    by_stride: u32,
-) {
-    let column = output + lane_id() / 4;
-    let own = row + lane_id() % 4 * 2;
-    if GEGLU {
-        store_output(epilogue, out, order, gelu_by_exp(sum.x) * sum.z, column, own, end, outputs, by_stride);
-        store_output(epilogue, out, order, gelu_by_exp(sum.y) * sum.w, column, own + 1, end, outputs, by_stride);
-    } else {
-        store_output(epilogue, out, order, sum.x, column, own, end, outputs, by_stride);
-        store_output(epilogue, out, order, sum.y, column, own + 1, end, outputs, by_stride);
-        store_output(epilogue, out, order, sum.z, column + 8, own, end, outputs, by_stride);
-        store_output(epilogue, out, order, sum.w, column + 8, own + 1, end, outputs, by_stride);
     }
 }

@@ -1,0 +1,136 @@
+//! What becomes of a block's sums: slices are added in order, the epilogue is applied, results are stored.
+
+use gemma4c_dsl::prelude::*;
+
+use crate::kernels::gelu::gelu_by_exp;
+
+/// Where a tile's results go: rows from `first_row` to `end`, whose place, of sorted pairs, `order` tells. Rows of what
+/// an epilogue takes are `by_stride` apart.
+#[view]
+pub struct GemmOut<O: Float> {
+    pub out: Output<O>,
+    pub order: Input<u32>,
+    pub first_row: u32,
+    pub end: u32,
+    pub outputs: u32,
+    pub by_stride: u32,
+}
+
+/// Stores the sums of a block, whose first output is `first_output`; those of several slices meet in `memory`, which
+/// nobody reads any more once all warps have come here. A collective of the cluster.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_sums<
+    const ROWS: u32,
+    const TILES: u32,
+    const ACROSS: u32,
+    const SLICES: u32,
+    const HELD: u32,
+    const GEGLU: bool,
+    const PAIRS: u32,
+    O: Float,
+>(
+    memory: Shared<BF16>,
+    sums: &Regs<F32x4>,
+    to: GemmOut<O>,
+    first_output: u32,
+) {
+    let of_tile = if GEGLU { 8u32 } else { 16u32 };
+    if SLICES == 1 {
+        let output = first_output + warp_id() % ACROSS * TILES * of_tile;
+        #[unroll]
+        for m in 0..TILES {
+            #[unroll]
+            for n in 0..ROWS / 8 {
+                store_fragment(epilogue, to, sums[m * (ROWS / 8) + n], output + m * of_tile, n * 8);
+            }
+        }
+    }
+    if SLICES > 1 {
+        // All fragments of the block's slices, then each warp of the cluster adds up its share of them.
+        cp_async_wait(0);
+        barrier();
+        #[unroll]
+        for m in 0..TILES {
+            #[unroll]
+            for n in 0..ROWS / 8 {
+                let sum = sums[m * (ROWS / 8) + n];
+                let number = (warp_id() * TILES + m) * (ROWS / 8) + n;
+                store(memory, (number * 32 + lane_id()) * 8, sum);
+            }
+        }
+        let cluster = SLICES / HELD;
+        if cluster > 1 {
+            cluster_barrier();
+        } else {
+            barrier();
+        }
+        let all = ACROSS * TILES * (ROWS / 8);
+        let warps = ACROSS * HELD;
+        let rank = if cluster > 1 { cluster_rank() } else { 0 };
+        for number in (rank * warps + warp_id()..all).by(cluster * warps) {
+            let sum = sum_of_slices(memory, number);
+            let output = first_output + number / (ROWS / 8) * of_tile;
+            store_fragment(epilogue, to, sum, output, number % (ROWS / 8) * 8);
+        }
+        if cluster > 1 {
+            cluster_barrier();
+        }
+    }
+}
+
+/// Adds up this lane's part of a fragment, slice by slice.
+#[device]
+pub fn sum_of_slices<const ROWS: u32, const TILES: u32, const ACROSS: u32, const SLICES: u32, const HELD: u32>(
+    memory: Shared<BF16>,
+    number: u32,
+) -> F32x4 {
+    let all = ACROSS * TILES * (ROWS / 8);
+    let mut total = F32x4::ZERO;
+    #[unroll]
+    for slice in 0..SLICES {
+        let at = ((slice % HELD * all + number) * 32 + lane_id()) * 8;
+        let mut part = load::<F32x4>(memory, at);
+        if SLICES > HELD {
+            part = load_peer::<F32x4>(memory, at, slice / HELD);
+        }
+        total = if slice == 0 {
+            part
+        } else {
+            f32x4(total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w)
+        };
+    }
+    total
+}
+
+/// Stores a value of the result.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_output<const PAIRS: u32, O: Float>(to: GemmOut<O>, value: f32, output: u32, row: u32) {
+    if row < to.end && output < to.outputs {
+        let mut place = row;
+        if PAIRS > 0 {
+            place = to.order[row];
+        }
+        to.out[place * to.outputs + output] = O::from_f32(epilogue(value, place * to.by_stride + output));
+    }
+}
+
+/// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
+    to: GemmOut<O>,
+    sum: F32x4,
+    output: u32,
+    row: u32,
+) {
+    let column = output + lane_id() / 4;
+    let own = to.first_row + row + lane_id() % 4 * 2;
+    if GEGLU {
+        store_output(epilogue, to, gelu_by_exp(sum.x) * sum.z, column, own);
+        store_output(epilogue, to, gelu_by_exp(sum.y) * sum.w, column, own + 1);
+    } else {
+        store_output(epilogue, to, sum.x, column, own);
+        store_output(epilogue, to, sum.y, column, own + 1);
+        store_output(epilogue, to, sum.z, column + 8, own);
+        store_output(epilogue, to, sum.w, column + 8, own + 1);
+    }
+}
