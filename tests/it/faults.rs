@@ -123,7 +123,7 @@ fn a_weight_that_is_no_number() {
     let mut faults = Faults::new();
     let good = faults.place.read("model.gguf");
     let offset = |name: &str| {
-        let file = Gguf::open(&faults.place.path("model.gguf")).expect("a model");
+        let file = Gguf::open(faults.place.path("model.gguf")).expect("a model");
         file.tensor(name).expect("a tensor").offset as usize
     };
     let places = [("infinite", "blk.1.ffn_down.weight", 34 * 1000, 0x7c00u16), ("nan", "token_embd.weight", 0, 0xfe01)];
