@@ -310,7 +310,7 @@ fn what_cannot_be_scored_is_refused() {
     rewrite(&place.path("q8_0.gguf"), &place.path("silent.gguf"), silence, same);
     place.ok("compile silent.gguf -o silent.bin --target cpu --ctx 64");
     smaller_vocabulary(&place);
-    nan_after_token_7(&place);
+    logits_beyond_floats(&place);
     for (name, text) in [
         ("ids.txt", "1 2 3\n4,5,6\n"),
         ("empty.txt", ""),
@@ -338,9 +338,9 @@ fn what_cannot_be_scored_is_refused() {
         "q8_0.bin --tokens large.txt",
         "short.bin --tokens long.txt",
         "q8_0.bin --tokens long.txt --against short.bin",
-        "nan.bin --tokens seven.txt",
-        "nan.bin --tokens seven.txt --decode",
-        "short.bin --tokens seven.txt --against nan.bin",
+        "huge.bin --tokens seven.txt",
+        "huge.bin --tokens seven.txt --decode",
+        "short.bin --tokens seven.txt --against huge.bin",
         "q8_0.bin --tokens ids.txt --against absent.bin",
         "q8_0.bin --tokens ids.txt --against q8_0.gguf",
         "q8_0.bin --tokens ids.txt --against fewer.bin",
@@ -442,15 +442,13 @@ fn smaller_vocabulary(place: &Place) {
     place.ok("compile fewer.gguf -o fewer.bin --target cpu --ctx 64");
 }
 
-/// A model whose per-layer embedding of token 7 has a scale that is not a number, as `nan.bin`: what stands before that
-/// token is as it should be.
-fn nan_after_token_7(place: &Place) {
-    place.write("nan.gguf", place.read("e.gguf"));
+/// A model whose logits are too large for floats, as `huge.bin`: its last norm has the largest factors there are.
+fn logits_beyond_floats(place: &Place) {
+    place.write("huge.gguf", place.read("e.gguf"));
     let plan = Plan::from_bytes(&place.read("short.bin")).unwrap();
-    let table = plan.weights.iter().find(|weight| weight.name == "per_layer_token_embd.weight").unwrap();
-    let row_bytes = table.bytes / table.dim(1);
-    let file = std::fs::OpenOptions::new().write(true).open(place.path("nan.gguf")).unwrap();
-    // The first two bytes of a block are its scale in f16.
-    file.write_all_at(&[0x00, 0x7e], table.offset + 7 * row_bytes).unwrap();
-    place.ok("compile nan.gguf -o nan.bin --target cpu --ctx 8");
+    let norm = plan.weights.iter().find(|weight| weight.name == "output_norm.weight").unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("huge.gguf")).unwrap();
+    let factors = f32::MAX.to_le_bytes().repeat(norm.bytes as usize / 4);
+    file.write_all_at(&factors, norm.offset).unwrap();
+    place.ok("compile huge.gguf -o huge.bin --target cpu --ctx 8");
 }
