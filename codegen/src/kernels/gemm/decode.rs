@@ -9,26 +9,7 @@ use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::matvec::formats::half_in;
-use crate::kernels::product::decode::{decode, part_nibbles, part_words, raised_levels};
-use crate::kernels::product::fragments::raw_pair;
-
-/// Eight bytes as bf16: `(byte - zero) * factor`. The factor is an f16, so that what is taken off is exact.
-#[device]
-pub fn raw8(bytes: U32x2, zero: f32, factor: f32) -> U32x4 {
-    let offset = -(32768.0 + zero) * factor;
-    u32x4(
-        raw_pair(bytes.x, 0, factor, offset),
-        raw_pair(bytes.x, 2, factor, offset),
-        raw_pair(bytes.y, 0, factor, offset),
-        raw_pair(bytes.y, 2, factor, offset),
-    )
-}
-
-#[device]
-pub fn raw_q8_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let words = part_words(codes, part);
-    raw8(u32x2(words.x ^ 0x80808080, words.y ^ 0x80808080), 128.0, half_in(side.x, unit / 2))
-}
+use crate::kernels::product::decode::{decode, decode_q8_0_by_fma, eight_bytes, part_nibbles, raised_levels};
 
 /// Nibbles `at` and `at + 1` of a word of four, less 8, times a factor that is the sum of two bf16: exact until the
 /// last of three operations on pairs.
@@ -40,7 +21,7 @@ pub fn nibble_pair(nibbles: u32, selector: u32, upper: u32, lower: u32) -> u32 {
 }
 
 /// An f16 is a bf16 and three bits more, which times a nibble are a bf16 too. On pairs it is two thirds of the
-/// instructions of [`raw8`], and most of them are of the pipe that has little else to do.
+/// instructions of [`eight_bytes`], and most of them are of the pipe that has little else to do.
 #[device]
 pub fn raw_q4_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     let nibbles = part_nibbles(codes, part);
@@ -58,13 +39,13 @@ pub fn raw_q4_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
 
 #[device]
 pub fn raw_iq4_nl(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    raw8(raised_levels(codes, part), 128.0, half_in(side.x, unit))
+    eight_bytes(raised_levels(codes, part), 128.0, half_in(side.x, unit))
 }
 
 /// The function for a type whose rows are SCALED.
 fn raw(dtype: DType) -> Option<&'static DeviceDef> {
     match dtype {
-        DType::Q8_0 => Some(raw_q8_0::DEF),
+        DType::Q8_0 => Some(decode_q8_0_by_fma::DEF),
         DType::Q4_0 => Some(raw_q4_0::DEF),
         DType::IQ4NL => Some(raw_iq4_nl::DEF),
         _ => None,

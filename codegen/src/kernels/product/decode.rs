@@ -7,6 +7,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
+use super::fragments::raw_pair;
 use crate::kernels::matvec::formats::{half_in, iq4_levels, spread_bits};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
@@ -63,6 +64,24 @@ pub fn part_words(codes: U32x4, part: u32) -> U32x2 {
 pub fn part_nibbles(codes: U32x4, part: u32) -> U32x2 {
     let words = part_words(codes, part);
     u32x2(words.x >> (part / 2 * 4) & 0x0f0f0f0f, words.y >> (part / 2 * 4) & 0x0f0f0f0f)
+}
+
+/// Eight bytes as bf16, `(byte - zero) * factor`, one fma each.
+#[device]
+pub fn eight_bytes(bytes: U32x2, zero: f32, factor: f32) -> U32x4 {
+    let offset = -(32768.0 + zero) * factor;
+    u32x4(
+        raw_pair(bytes.x, 0, factor, offset),
+        raw_pair(bytes.x, 2, factor, offset),
+        raw_pair(bytes.y, 0, factor, offset),
+        raw_pair(bytes.y, 2, factor, offset),
+    )
+}
+
+#[device]
+pub fn decode_q8_0_by_fma(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    let words = part_words(codes, part);
+    eight_bytes(u32x2(words.x ^ 0x80808080, words.y ^ 0x80808080), 128.0, half_in(side.x, unit / 2))
 }
 
 /// Eight nibbles with their fifth bits.
