@@ -20,6 +20,10 @@ pub const DEFAULT_CHUNK: u32 = 256;
 /// Rows a pass takes on a GPU: enough that reading the weights is a small part of it.
 pub const DEFAULT_CUDA_CHUNK: u32 = 2048;
 
+/// Sequences from which on the products of a plan for Hopper have 16-bit operands (the pass `gemm`), unless that is
+/// switched off: from 16 of them on that is faster, fewer are slower (BENCHMARKS.md).
+pub const SEQUENCES_IN_16_BITS: u32 = 64;
+
 /// What a model is compiled for, and with.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -137,9 +141,17 @@ impl Options {
                 return Err(Error::Option(why));
             }
         }
-        Ok(passes::switched_off(&self.disabled, &self.enabled))
+        let mut enabled = self.enabled.clone();
+        let hopper = self.gpus.iter().all(|gpu| gpu.arch.has_wgmma());
+        if self.sequences >= SEQUENCES_IN_16_BITS && hopper && !self.disabled.iter().any(|name| name == GEMM) {
+            enabled.push(GEMM.to_owned());
+        }
+        Ok(passes::switched_off(&self.disabled, &enabled))
     }
 }
+
+/// The pass that gives all decoded rows one arithmetic in 16 bits.
+const GEMM: &str = "gemm";
 
 fn must_be_asked_for(pass: &str) -> bool {
     PASSES.iter().any(|known| known.asked_for && known.name == pass)

@@ -170,6 +170,7 @@ pub enum Form {
     /// f32, row behind row.
     F32,
     BF16,
+    F16,
     /// int8 codes with a scale for each 32.
     Int8,
 }

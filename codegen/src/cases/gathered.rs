@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::BF16;
 use gemma4c_dsl::harness::{Case, Data};
+use gemma4c_dsl::{BF16, F16};
 
 use super::moe;
 use super::quantise::Int8;
@@ -80,10 +80,11 @@ fn gate_up(of: GatheredGateUp) -> Case {
     };
     let case = activation_rows(case, "dense_x", &dense_x, integer);
     [("out", expected), ("dense_out", dense_expected)].into_iter().fold(case, |case, (view, expected)| {
-        let forms: [(&str, ToForm); 5] = match quantised {
+        let forms: [(&str, ToForm); 6] = match quantised {
             true => [
                 ("floats", no_floats),
                 ("rounded", no_bf16),
+                ("halves", |_| Vec::<F16>::new().into()),
                 ("codes", codes),
                 ("scales", |x| Int8::of(x).scales.into()),
                 ("sums", |x| Int8::of(x).sums.into()),
@@ -91,6 +92,7 @@ fn gate_up(of: GatheredGateUp) -> Case {
             false => [
                 ("floats", as_they_are),
                 ("rounded", no_bf16),
+                ("halves", |_| Vec::<F16>::new().into()),
                 ("codes", |_| Vec::<i8>::new().into()),
                 ("scales", no_floats),
                 ("sums", |_| Vec::<i32>::new().into()),

@@ -53,6 +53,9 @@ pub fn cases() -> Vec<Case> {
         case("one row of an expert", shape(704, 1, (704, 704), Outputs::INT8)),
         case("gate and up side by side", shape(704, 3, (1408, 1408), Outputs::INT8)),
         case("a wide row", shape(2112, 1, (2112, 2112), Outputs::BF16)),
-        case("many rows, all outputs", shape(96, 5, (96, 128), Outputs { floats: true, bf16: true, int8: true })),
+        case(
+            "many rows, all outputs",
+            shape(96, 5, (96, 128), Outputs { floats: true, bf16: true, f16: true, int8: true }),
+        ),
     ]
 }

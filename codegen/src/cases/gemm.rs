@@ -3,7 +3,7 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
+use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
 use super::geglu::gelu;
 use super::matvec::random_planes;
@@ -25,12 +25,25 @@ struct Problem {
 }
 
 /// A launch of few rows.
-const FEW: Shape = Shape { rows: 8, tiles: 1, across: 2, held: 1, stages: 2, resident: 0 };
+const FEW: Shape = Shape { rows: 8, across: 2, held: 1, stages: 2, x_stages: 0, resident: 0 };
 /// A launch of many, by warpgroups.
-const MANY: Shape = Shape { rows: 32, tiles: 1, across: 4, held: 1, stages: 3, resident: 1 };
+const MANY: Shape = Shape { rows: 32, across: 4, held: 1, stages: 3, x_stages: 2, resident: 1 };
 
 fn of(dtype: DType, outputs: u32, k: u32) -> Gemm {
-    Gemm { dtype, outputs, k, geglu: false, pairs: 0, out: ElementType::F32, epilogue: Vec::new() }
+    Gemm {
+        dtype,
+        operands: ElementType::BF16,
+        outputs,
+        k,
+        geglu: false,
+        pairs: 0,
+        out: ElementType::F32,
+        epilogue: Vec::new(),
+    }
+}
+
+fn in_f16(of: Gemm) -> Gemm {
+    Gemm { operands: ElementType::F16, ..of }
 }
 
 impl Problem {
@@ -40,24 +53,28 @@ impl Problem {
     }
 
     fn case(&self, shape: Shape) -> Case {
-        let Gemm { dtype, outputs, k, geglu, pairs, out, ref epilogue } = self.of;
+        let Gemm { dtype, operands, outputs, k, geglu, pairs, out, ref epilogue } = self.of;
         let (of_expert, width, columns) = (self.of.matrix_rows() as usize, k as usize, outputs as usize);
         let weight_rows = of_expert * self.experts as usize;
         let planes = random_planes(dtype, weight_rows, width, (weight_rows * width) as u64 + dtype as u64);
         let matrix = Repacked { dtype, rows: weight_rows, k: width, planes };
-        let weights: Vec<f64> = matrix.dequantise().iter().map(|w| BF16::from_f32(*w).to_f32().into()).collect();
+        let rounded = |value: f32| match operands {
+            ElementType::F16 => F16::from_f32(value).to_f32(),
+            _ => BF16::from_f32(value).to_f32(),
+        };
+        let weights: Vec<f64> = matrix.dequantise().iter().map(|w| rounded(*w).into()).collect();
         // The first rows are the same, however many follow.
         let mut random = Random::new(k as u64);
         let share = pairs.max(1) as usize;
-        let x: Vec<BF16> =
-            random.floats(self.rows[0].div_ceil(share) * width, -4.0, 4.0).into_iter().map(BF16::from_f32).collect();
+        let x: Vec<f32> =
+            random.floats(self.rows[0].div_ceil(share) * width, -4.0, 4.0).into_iter().map(rounded).collect();
         let addend = random.floats(self.rows[0] * columns, -9.0, 9.0);
         let mut chosen = Random::new(7);
         let ids: Vec<u32> = (0..self.rows[0]).map(|_| chosen.below(self.experts.into()) as u32).collect();
         let dot = |row: usize, output: usize| {
             let x = &x[row / share * width..][..width];
             let w = &weights[(ids[row] as usize * of_expert + output) * width..][..width];
-            let terms = x.iter().zip(w).map(|(x, w)| f64::from(x.to_f32()) * w);
+            let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
             terms.fold((0.0, 0.0), |(sum, size): (f64, f64), term| (sum + term, size + term.abs()))
         };
         let (mut expected, mut largest) = (vec![0.0f32; self.rows[0] * columns], 0.0f64);
@@ -78,9 +95,10 @@ impl Problem {
         };
         let (order, groups) = self.sorted(&ids, shape.rows as usize);
         let name = format!(
-            "{} of {} rows, {dtype} of {} x {outputs} x {k} to {}, {}, gates: {geglu}, stages: {}",
+            "{} of {} rows in {}, {dtype} of {} x {outputs} x {k} to {}, {}, gates: {geglu}, stages: {}",
             self.rows[1],
             self.rows[0],
+            operands.name(),
             self.experts,
             out.name(),
             shape.describe(self.of.slices()),
@@ -90,7 +108,9 @@ impl Problem {
         for (plane, bytes) in &matrix.planes {
             let is_copied = plane.name == "codes" || self.of.is_scaled();
             let param = format!("{}_{}", if is_copied { "weights" } else { "side" }, plane.name);
-            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
+            // Codes are copied by words, and read by them.
+            let element = if is_copied { ElementType::U32 } else { plane.element() };
+            case = case.buffer(&param, Data::new(element, bytes.clone()));
         }
         if !self.of.is_scaled() {
             case = case.buffer("weights_scales", Vec::<u32>::new());
@@ -102,11 +122,19 @@ impl Problem {
             0 => self.of.grid(shape, self.rows[0] as u32),
             _ => self.of.grid_of_tiles(shape, groups.len() as u32 - 1),
         };
+        let rows = self.rows[1] as u32;
+        let x = match operands {
+            ElementType::F16 => Data::from(x.into_iter().map(F16::from_f32).collect::<Vec<_>>()),
+            _ => Data::from(x.into_iter().map(BF16::from_f32).collect::<Vec<_>>()),
+        };
+        case = match shape.resident {
+            0 => {
+                let case = case.buffer("rows_x", x).buffer("rows_groups", groups).buffer("rows_order", order);
+                case.scalar("rows_count", rows)
+            }
+            _ => case.buffer("x", x).buffer("order", order).scalar("rows", rows),
+        };
         case.grid(grid)
-            .buffer("rows_x", x)
-            .buffer("rows_groups", groups)
-            .buffer("rows_order", order)
-            .scalar("rows_count", self.rows[1] as u32)
             .scalar("outputs", outputs)
             .scalar("by_stride", outputs)
             .scalar("k", k)
@@ -146,8 +174,10 @@ pub fn shapes() -> Vec<Case> {
     let q8 = |outputs, k| of(DType::Q8_0, outputs, k);
     let with_add = Gemm { epilogue: vec![then_add::DEF], ..q4(19, 96) };
     let gated = |gemm: Gemm| Gemm { geglu: true, out: ElementType::BF16, ..gemm };
-    let wide = Shape { tiles: 2, stages: 3, ..FEW };
+    let wide = Shape { stages: 3, ..FEW };
     vec![
+        Problem::new(in_f16(q4(19, 192)), [7, 5]).case(FEW),
+        Problem::new(in_f16(q8(70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
         Problem::new(with_add, [7, 5]).case(FEW),
         Problem::new(q8(70, 160), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
         Problem::new(q4(40, 1024), [8, 8]).case(Shape { held: 2, across: 1, stages: 4, ..FEW }),
@@ -175,27 +205,27 @@ pub fn warpgroups() -> Vec<Case> {
     let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).unit >= 8).map(typed);
     let gated = |gemm: Gemm| Gemm { geglu: true, out: ElementType::BF16, ..gemm };
     let with_add = Gemm { epilogue: vec![then_add::DEF], ..of(DType::Q4_0, 70, 96) };
-    let experts = Gemm { pairs: 3, ..gated(of(DType::Q8_0, 24, 160)) };
     let shapes = vec![
+        Problem::new(in_f16(of(DType::Q4_0, 70, 1088)), [7, 5]).case(MANY),
+        Problem::new(in_f16(of(DType::Q8_0, 70, 256)), [40, 40]).case(Shape { rows: 64, x_stages: 4, ..MANY }),
         Problem::new(with_add, [7, 5]).case(MANY),
         Problem::new(of(DType::Q8_0, 140, 1152), [40, 37]).case(Shape { rows: 64, across: 8, ..MANY }),
         Problem::new(gated(of(DType::Q4_0, 40, 2048)), [96, 90]).case(Shape { rows: 96, stages: 4, ..MANY }),
         Problem::new(of(DType::Q6K, 33, 512), [128, 128]).case(Shape { rows: 128, across: 8, ..MANY }),
         Problem::new(of(DType::BF16, 70, 160), [40, 40]).case(MANY),
-        Problem { of: experts, experts: 2, rows: [99, 96] }.case(MANY),
     ];
     types.chain(shapes).collect()
 }
 
 /// The first row of each is the same product: alone and in any batch, whatever the tile, however slices are shared out,
 /// by warps and by warpgroups.
-pub fn first_rows(dtype: DType, k: u32) -> Vec<Case> {
-    let case = |rows, shape| Problem::new(of(dtype, 19, k), [rows, rows]).case(shape);
+pub fn first_rows(dtype: DType, operands: ElementType, k: u32) -> Vec<Case> {
+    let case = |rows, shape| Problem::new(Gemm { operands, ..of(dtype, 19, k) }, [rows, rows]).case(shape);
     vec![
         case(1, Shape { held: 2, ..FEW }),
         case(3, Shape { held: 1, stages: 3, ..FEW }),
-        case(20, Shape { rows: 32, tiles: 2, held: 2, across: 1, ..FEW }),
-        case(70, Shape { rows: 64, tiles: 2, held: 1, ..FEW }),
+        case(20, Shape { rows: 32, held: 2, across: 1, ..FEW }),
+        case(70, Shape { rows: 64, held: 1, ..FEW }),
         case(20, MANY),
         case(70, Shape { rows: 96, across: 8, ..MANY }),
     ]

@@ -3,7 +3,7 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, Float, U32x4};
+use gemma4c_dsl::{BF16, F16, Float, U32x4};
 
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
@@ -121,6 +121,14 @@ fn entered(
             }
             false => case.buffer(&name("rounded"), Vec::<BF16>::new()),
         };
+        case = match outputs.f16 {
+            true => {
+                let halves: Vec<F16> = normed.iter().map(|x| F16::from_f32(*x)).collect();
+                let near = Bound::Within { absolute: 1e-3, relative: 0.01 };
+                case.expect(&name("halves"), halves, near).except(unwritten(1))
+            }
+            false => case.buffer(&name("halves"), Vec::<F16>::new()),
+        };
         case = match outputs.int8 {
             true => {
                 let int8 = Int8::of(&normed);
@@ -151,6 +159,7 @@ fn without_entry(mut case: Case) -> Case {
     for half in ["dense", "expert"] {
         case = case.buffer(&format!("{half}_out_floats"), Vec::<f32>::new());
         case = case.buffer(&format!("{half}_out_rounded"), Vec::<BF16>::new());
+        case = case.buffer(&format!("{half}_out_halves"), Vec::<F16>::new());
         case = case.buffer(&format!("{half}_out_codes"), Vec::<i8>::new());
         case = case.buffer(&format!("{half}_out_scales"), Vec::<f32>::new());
         case = case.buffer(&format!("{half}_out_sums"), Vec::<i32>::new());

@@ -2,7 +2,7 @@
 //! place and an int8 code within one step.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
-use gemma4c_dsl::{BF16, Float};
+use gemma4c_dsl::{BF16, F16, Float};
 
 use crate::kernels::norm::{self, Residual};
 use crate::kernels::outputs::Outputs;
@@ -65,11 +65,13 @@ pub fn left(case: Case, outputs: Outputs, values: &[f32], close: Bound) -> Case 
 pub fn written(case: Case, out: &str, outputs: Outputs, values: &[f32], close: Bound) -> Case {
     let when = |there: bool| if there { values } else { &[] };
     let rounded: Vec<BF16> = when(outputs.bf16).iter().map(|x| BF16::from_f32(*x)).collect();
+    let halves: Vec<F16> = when(outputs.f16).iter().map(|x| F16::from_f32(*x)).collect();
     let int8 = Int8::of(when(outputs.int8));
     // A value between two bf16 may become either: a step is at most 1 / 128 of it. Likewise one between two codes.
     let within = |absolute, relative| Bound::Within { absolute, relative };
     case.expect(&format!("{out}_floats"), when(outputs.floats), close)
         .expect(&format!("{out}_rounded"), rounded, within(1e-6, 1.0 / 128.0))
+        .expect(&format!("{out}_halves"), halves, within(1e-6, 1.0 / 1024.0))
         .expect(&format!("{out}_codes"), int8.codes, within(1.0, 0.0))
         .expect(&format!("{out}_scales"), int8.scales, CLOSE)
         .expect(&format!("{out}_sums"), int8.sums, within(2.0, 0.0))

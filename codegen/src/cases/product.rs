@@ -130,7 +130,7 @@ pub fn rounding() -> Vec<Case> {
         x[0] = f32::from_bits(0x3f80_8000);
         x[1] = f32::from_bits(0xbf81_8000);
         let expected: Vec<BF16> = x.iter().map(|x| BF16::from_f32(*x)).collect();
-        let instance = round_rows_instance().expect("256 threads are a block");
+        let instance = round_rows_instance(ElementType::BF16).expect("256 threads are a block");
         Case::new(format!("{} of {} rows of {width} to bf16, {blocks} blocks", rows[1], rows[0]), instance)
             .grid([blocks, 1, 1])
             .buffer("x", x)

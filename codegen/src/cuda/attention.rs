@@ -16,7 +16,9 @@ use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::keep::{RingViewArguments, keep_rows};
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
-use crate::kernels::attention::step::{Early, StepOut, attention_step, output_bf16, output_floats, output_int8};
+use crate::kernels::attention::step::{
+    Early, StepOut, attention_step, output_bf16, output_f16, output_floats, output_int8,
+};
 use crate::kernels::attention::view::{PartialResultsArguments, ProjectionsArguments, StageViewArguments};
 use crate::kernels::attention::warpgroups::attention_warpgroups;
 use crate::kernels::heads;
@@ -119,9 +121,10 @@ impl PhaseBuilder<'_, '_> {
             k_weight = self.common.weights.floats(own.k_weight)?;
         }
         let forms = self.schedule.forms(node);
-        let (form, out) = match (forms.int8, forms.bf16) {
-            (true, _) => (Form::Int8, StepOut::Int8),
-            (_, true) => (Form::BF16, StepOut::Bf16),
+        let (form, out) = match forms {
+            _ if forms.int8 => (Form::Int8, StepOut::Int8),
+            _ if forms.bf16 => (Form::BF16, StepOut::Bf16),
+            _ if forms.f16 => (Form::F16, StepOut::F16),
             _ => (Form::F32, StepOut::Floats),
         };
         let result = self.alloc_value(node, form, rows);
@@ -156,6 +159,7 @@ impl PhaseBuilder<'_, '_> {
         let written: Filled<Span> = match out {
             StepOut::Int8 => output_int8::Arguments { xq, xscale, xsum }.into(),
             StepOut::Bf16 => output_bf16::Arguments { out: result }.into(),
+            StepOut::F16 => output_f16::Arguments { out: result }.into(),
             _ => output_floats::Arguments { out: result }.into(),
         };
         let (instance, grid, arguments, how): (_, _, LaunchArguments<Span>, _) = match layer.sharing(rows, own)? {

@@ -1,4 +1,4 @@
-//! Products of decoded rows with bf16 operands: of rows, and of pairs of a row and an expert, sorted by expert.
+//! Products of decoded rows with 16-bit operands: of rows, and of pairs of a row and an expert, sorted by expert.
 
 use gemma4c_dsl::{ElementType, Filled, LaunchArguments};
 use gemma4c_graph::{Group, NodeId, Product, WeightId};
@@ -13,7 +13,7 @@ use crate::kernels::gemm::warpgroups::gemm_warpgroups;
 use crate::kernels::gemm::warps::gemm;
 use crate::kernels::gemm::{Gemm, GemmRowsArguments, GemmWeightsArguments, Shape};
 use crate::kernels::outputs::Outputs;
-use crate::passes::experts_of;
+use crate::passes::{experts_of, takes_f16, weight_of};
 
 /// Blocks of a cluster, at most.
 const MOST_CLUSTER_BLOCKS: u32 = 8;
@@ -25,7 +25,8 @@ impl PhaseBuilder<'_, '_> {
         let matrix = self.gemm_matrix(group, &weights)?;
         let (rows, k) = (self.rows_of(group), matrix.k);
         let outputs = matrix.rows as u32 / if of.geglu { 2 } else { 1 };
-        let x = self.location(of.input, Form::BF16)?.start;
+        let (form, operands) = self.gemm_operands(group, of.input, weight_of(self.graph(), of));
+        let x = self.location(of.input, form)?.start;
         let rounded = group.last().filter(|last| self.schedule.forms(*last) == Outputs::BF16);
         let (out, element) = match rounded {
             Some(last) => (self.alloc_value(last, Form::BF16, rows), ElementType::BF16),
@@ -34,6 +35,7 @@ impl PhaseBuilder<'_, '_> {
         let filled = self.epilogue(group, &of.epilogue)?;
         let kind = Gemm {
             dtype: matrix.dtype,
+            operands,
             outputs,
             k,
             geglu: of.geglu,
@@ -69,7 +71,8 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let (experts, top) = experts_of(self.graph(), routing);
         let matrix = self.gemm_matrix(group, &[weight])?;
-        let x = self.location(input, Form::BF16)?.start;
+        let (form, operands) = self.gemm_operands(group, input, Some(weight));
+        let x = self.location(input, form)?.start;
         let (rows, k) = (self.rows_of(group), matrix.k);
         let of_expert = (matrix.rows / experts as u64) as u32;
         let outputs = if geglu { of_expert / 2 } else { of_expert };
@@ -77,6 +80,7 @@ impl PhaseBuilder<'_, '_> {
         let shares_rows = self.graph().node(input).ty.width == k;
         let kind = Gemm {
             dtype: matrix.dtype,
+            operands,
             outputs,
             k,
             geglu,
@@ -94,6 +98,14 @@ impl PhaseBuilder<'_, '_> {
         let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (Vec::new(), 0));
         let grid = kind.grid_of_tiles(shape, sorted.most_groups);
         self.launch(kind.instance(shape)?, grid, arguments, &group.nodes, work, Choice::because(why))
+    }
+
+    /// The form in which a product takes its activations, and what it multiplies.
+    fn gemm_operands(&self, group: &Group, input: NodeId, weight: Option<WeightId>) -> (Form, ElementType) {
+        match takes_f16(self.schedule, &self.common.can, group, input, weight) {
+            true => (Form::F16, ElementType::F16),
+            false => (Form::BF16, ElementType::BF16),
+        }
     }
 
     fn gemm_matrix(&mut self, group: &Group, weights: &[WeightId]) -> Result<Matrix, LowerError> {
@@ -118,19 +130,23 @@ fn gemm_arguments(
 ) -> LaunchArguments<Span> {
     let scales = if of.is_scaled() { matrix.plane("scales") } else { Span::Unused };
     let weights = GemmWeightsArguments { codes: matrix.codes(), scales };
-    // Two kernels with the same parameters.
-    macro_rules! of_kernel {
-        ($kernel:ident) => {{
-            let arguments = $kernel::Arguments { weights, rows, out, outputs: of.outputs, by_stride, k: of.k };
+    let (outputs, k) = (of.outputs, of.k);
+    // Two kernels with the same slots.
+    macro_rules! filled {
+        ($kernel:ident, $arguments:expr) => {{
             let arguments: LaunchArguments<Span> = match of.is_scaled() {
-                true => arguments.into(),
-                false => arguments.with_slot($kernel::slot::side, matrix.side()),
+                true => $arguments.into(),
+                false => $arguments.with_slot($kernel::slot::side, matrix.side()),
             };
             epilogue.into_iter().fold(arguments, |all, filled| all.with_slot($kernel::slot::epilogue, filled))
         }};
     }
-    match shape.resident {
-        0 => of_kernel!(gemm),
-        _ => of_kernel!(gemm_warpgroups),
+    if shape.resident == 0 {
+        let arguments = gemm::Arguments { weights, rows, out, outputs, by_stride, k };
+        filled!(gemm, arguments)
+    } else {
+        let GemmRowsArguments { x, order, count: rows, .. } = rows;
+        let arguments = gemm_warpgroups::Arguments { weights, x, k, order, rows, out, outputs, by_stride };
+        filled!(gemm_warpgroups, arguments)
     }
 }

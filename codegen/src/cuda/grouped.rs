@@ -51,7 +51,6 @@ impl PhaseBuilder<'_, '_> {
             return Err(no_value());
         };
         let sorted = *self.sorts.get(&(routing, height)).ok_or_else(no_value)?;
-        let x = self.location(input, Form::BF16)?.start;
         let rows = self.rows();
         let (out, form) = match (geglu, group.last(), &matmuls[..]) {
             (true, Some(joined), _) => (self.alloc_value(joined, Form::BF16, rows), Form::BF16),
@@ -63,8 +62,10 @@ impl PhaseBuilder<'_, '_> {
         if self.schedule.is_gemm(group) {
             self.experts_by_gemm(group, (weight, routing, input, geglu), &sorted, height, out)?;
         } else if let Some(source) = self.schedule.source(matmuls[0]) {
+            let x = self.location(input, Form::BF16)?.start;
             self.experts_by_warpgroups(group, (weight, routing, geglu), source, &sorted, x, out)?;
         } else {
+            let x = self.location(input, Form::BF16)?.start;
             self.experts_by_warps(group, (weight, routing, shares_rows), &sorted, x, out)?;
         }
         match (geglu, group.last(), &matmuls[..]) {

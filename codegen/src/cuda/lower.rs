@@ -1,6 +1,8 @@
 //! Lowers a model: the fixed places first, then the phases of the text, of its towers and of its drafter, within the
 //! budget of memory.
 
+use std::collections::HashSet;
+
 use gemma4c_dsl::Instance;
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{Graph, Op, WeightId};
@@ -9,6 +11,7 @@ use gemma4c_plan::cuda::{
     SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 
+use super::bounds;
 use super::common::{ALIGNMENT, COUNTERS, Common, HISTORY, SUPPRESSED, index_of_values};
 use super::drafter;
 use super::error::LowerError;
@@ -142,7 +145,8 @@ fn lower_with(
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
     let fixed = FixedPlaces::reserve(model, options, extras.capacity, decode_rows);
-    let can = abilities(options, extras.copies);
+    let bounded = bounds::of(graph, read)?;
+    let can = Abilities { bounded, ..abilities(options, extras.copies) };
     let kv_layout = memory::kv_layout(graph, &can, extras.capacity);
     let mut common = Common {
         weights: Weights::new(model.weights, extras.on_host.to_vec()),
@@ -162,6 +166,8 @@ fn lower_with(
     let scratch = fixed.end;
     let base = scratch + memory::pick_scratch(vocabulary, decode_rows);
     let phases = text_phases(&mut common, model, options, &decode_ladder, [scratch, base], &mut reports)?;
+    // Towers and the drafter have values of their own.
+    common.can.bounded.clear();
     let mut towers = Vec::new();
     for (tower, places) in soft.towers.iter().zip(fixed.towers) {
         let phases = towers::phases(&mut common, tower, places, &options.disabled, base, &mut reports)?;
@@ -274,6 +280,7 @@ fn abilities(options: &Options, allowed: Copies) -> Abilities {
         chunk: chunk_of(options),
         cluster: if off("clusters") { 1 } else { options.target.arch.most_peers() },
         target: options.target.clone(),
+        bounded: HashSet::new(),
         copies: copies(&[Copies::All, Copies::NoExperts]),
         copies_of_experts: copies(&[Copies::All]),
         dequantises: copies(&[Copies::All, Copies::NoExperts, Copies::Passing]),

@@ -17,6 +17,7 @@
 //! needs a GPU.
 
 mod attention;
+mod bounds;
 pub mod build;
 #[doc(hidden)]
 pub mod choice;

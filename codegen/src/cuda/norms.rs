@@ -15,6 +15,7 @@ use crate::kernels::outputs::{OutputRowsArguments, Outputs};
 pub struct RowOutputs {
     pub floats: Span,
     pub bf16: Span,
+    pub f16: Span,
     pub int8: Int8Span,
     /// Those that are wanted.
     written: Vec<(Form, Span)>,
@@ -26,6 +27,7 @@ impl RowOutputs {
         OutputRowsArguments {
             floats: self.floats,
             rounded: self.bf16,
+            halves: self.f16,
             codes: self.int8.codes,
             scales: self.int8.scales,
             sums: self.int8.sums,
@@ -115,10 +117,12 @@ impl PhaseBuilder<'_, '_> {
             start
         };
         let (floats, bf16) = (place(wanted.floats, Form::F32), place(wanted.bf16, Form::BF16));
+        let f16 = place(wanted.f16, Form::F16);
         let int8 = place(wanted.int8, Form::Int8).map(|start| Int8Span::of(start, elements));
         RowOutputs {
             floats: floats.unwrap_or_default(),
             bf16: bf16.unwrap_or_default(),
+            f16: f16.unwrap_or_default(),
             int8: int8.unwrap_or_default(),
             written,
         }

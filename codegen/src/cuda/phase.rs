@@ -263,7 +263,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         } else {
             self.buffer(match form {
                 Form::F32 | Form::Experts => elements * 4,
-                Form::BF16 => elements * 2,
+                Form::BF16 | Form::F16 => elements * 2,
                 Form::Kv => elements * self.common.can.kv.bytes(),
                 // Codes, then scales, then sums.
                 Form::Int8 => elements + elements / 32 * 8,

@@ -14,6 +14,7 @@ use crate::kernels::tower::sound;
 use crate::kernels::values::value_arguments;
 use crate::kernels::{gather, norm, per_layer, quantise, tower};
 use crate::passes::product_of;
+use gemma4c_dsl::ElementType;
 
 const ALONE: &str = "not fused: the plain kernel";
 
@@ -417,11 +418,15 @@ impl PhaseBuilder<'_, '_> {
                 let why = "its reader takes whole rows";
                 self.launch(map::instance(&[])?, map::grid(width, rows), arguments, &[], work, why)
             }
-            ValueForm::BF16 => {
-                let out = self.alloc_value(node, Form::BF16, rows);
+            ValueForm::BF16 | ValueForm::F16 => {
+                let (form, to, why) = match form {
+                    ValueForm::F16 => (Form::F16, ElementType::F16, "its producer writes no f16"),
+                    _ => (Form::BF16, ElementType::BF16, "its producer writes no bf16"),
+                };
+                let out = self.alloc_value(node, form, rows);
                 let x = self.whole_rows(node)?.take(bytes);
                 let arguments = round_rows::Arguments { x, state, out, width };
-                self.launch(round_rows_instance()?, blocks, arguments, &[], work, "its producer writes no bf16")
+                self.launch(round_rows_instance(to)?, blocks, arguments, &[], work, why)
             }
             ValueForm::Int8 => {
                 let out = self.alloc_value(node, Form::Int8, rows);

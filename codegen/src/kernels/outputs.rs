@@ -1,5 +1,5 @@
 //! The forms in which row kernels write their results: f32 for kernels that compute with them, bf16 for prefill's
-//! products, int8 for the integer products. One kernel may write several forms, so that no launch only converts a row.
+//! products, f16 for those that are known to be bounded, int8 for the integer products. One kernel may write several forms, so that no launch only converts a row.
 //!
 //! A kernel takes the forms as a config ([`OutputForms`]) and their buffers as a view ([`OutputRows`]). The buffer of a
 //! form that an instance does not write is empty: the compiled instance never touches it.
@@ -13,6 +13,7 @@ use super::quantise::{quantise4, quantise8};
 pub struct OutputForms {
     pub FLOATS: bool,
     pub ROUNDED: bool,
+    pub HALVED: bool,
     pub QUANTISED: bool,
 }
 
@@ -21,6 +22,7 @@ pub struct OutputForms {
 pub struct OutputRows {
     pub floats: Output<f32>,
     pub rounded: Output<BF16>,
+    pub halves: Output<F16>,
     pub codes: Output<i8>,
     pub scales: Output<f32>,
     pub sums: Output<i32>,
@@ -54,6 +56,12 @@ pub fn bf16x8(low: F32x4, high: F32x4) -> U32x4 {
     u32x4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w))
 }
 
+/// Eight values rounded to f16.
+#[device]
+pub fn f16x8(low: F32x4, high: F32x4) -> U32x4 {
+    u32x4(pack_f16(low.x, low.y), pack_f16(low.z, low.w), pack_f16(high.x, high.y), pack_f16(high.z, high.w))
+}
+
 /// Writes eight values in every form that the instance has, to `at` and behind. A collective of the warp, in which the
 /// lanes that are not `inside` store nothing.
 #[device]
@@ -64,6 +72,9 @@ pub fn write8<const FORMS: OutputForms>(low: F32x4, high: F32x4, at: u32, inside
     }
     if FORMS.ROUNDED && inside {
         store(out.rounded, at, bf16x8(low, high));
+    }
+    if FORMS.HALVED && inside {
+        store(out.halves, at, f16x8(low, high));
     }
     if FORMS.QUANTISED {
         store_int8(low, high, at, inside, out.codes, out.scales, out.sums);
@@ -78,6 +89,9 @@ pub fn write4<const FORMS: OutputForms>(four: F32x4, at: u32, inside: bool, out:
     }
     if FORMS.ROUNDED && inside {
         store(out.rounded, at, u32x2(pack_bf16(four.x, four.y), pack_bf16(four.z, four.w)));
+    }
+    if FORMS.HALVED && inside {
+        store(out.halves, at, u32x2(pack_f16(four.x, four.y), pack_f16(four.z, four.w)));
     }
     if FORMS.QUANTISED {
         let codes = quantise4(four);
@@ -96,30 +110,37 @@ pub fn write4<const FORMS: OutputForms>(four: F32x4, at: u32, inside: bool, out:
 pub struct Outputs {
     pub floats: bool,
     pub bf16: bool,
+    pub f16: bool,
     pub int8: bool,
 }
 
 impl Outputs {
-    pub const NONE: Self = Self { floats: false, bf16: false, int8: false };
+    pub const NONE: Self = Self { floats: false, bf16: false, f16: false, int8: false };
     pub const FLOATS: Self = Self { floats: true, ..Self::NONE };
     pub const BF16: Self = Self { bf16: true, ..Self::NONE };
+    pub const F16: Self = Self { f16: true, ..Self::NONE };
     pub const INT8: Self = Self { int8: true, ..Self::NONE };
 
     /// What a kernel takes for them.
     pub const fn config(self) -> OutputForms {
-        OutputForms { FLOATS: self.floats, ROUNDED: self.bf16, QUANTISED: self.int8 }
+        OutputForms { FLOATS: self.floats, ROUNDED: self.bf16, HALVED: self.f16, QUANTISED: self.int8 }
     }
 
     /// The forms of both.
     pub const fn and(self, other: Self) -> Self {
-        Self { floats: self.floats || other.floats, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
+        Self {
+            floats: self.floats || other.floats,
+            bf16: self.bf16 || other.bf16,
+            f16: self.f16 || other.f16,
+            int8: self.int8 || other.int8,
+        }
     }
 }
 
 /// The forms by name: `bf16 and floats`.
 impl std::fmt::Display for Outputs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let all = [(self.bf16, "bf16"), (self.int8, "int8"), (self.floats, "floats")];
+        let all = [(self.bf16, "bf16"), (self.f16, "f16"), (self.int8, "int8"), (self.floats, "floats")];
         let there: Vec<&str> = all.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
         f.write_str(if there.is_empty() { "nothing" } else { "" })?;
         f.write_str(&there.join(" and "))

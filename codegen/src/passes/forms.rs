@@ -1,4 +1,4 @@
-//! The form of every value in memory: f32, bf16 or int8 codes with scales. A producer writes what its readers want, as
+//! The form of every value in memory: f32, bf16, f16 or int8 codes with scales. A producer writes what its readers want, as
 //! far as its kernel can; what a reader cannot do without and its producer does not write is converted by a launch of
 //! its own.
 
@@ -8,7 +8,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Clip, ClippedGeglu, ClippedNorm, Form, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
-use super::readers::wanted_forms;
+use super::readers::{takes_f16, wanted_forms, weight_of};
 use super::schedule::{Abilities, Pass, Schedule, multiplies_exactly, product_of};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::whole_groups_pay;
@@ -42,7 +42,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
         for (value, form) in first.chain(required.iter().copied()) {
             let kind = Kind::Convert { value, form };
             if !is_written(schedule, value, form) && !helpers.iter().any(|known| known.kind == kind) {
-                let what = if form == Form::F32 { "rows without a gap" } else { "bf16" };
+                let what = if form == Form::F32 { "rows without a gap" } else { "16 bits" };
                 let name = schedule.graph().full_name(value);
                 log.refuse_group(vec![name], format!("its reader takes {what}, which its producer does not write"));
                 helpers.push(Group::new(kind, Vec::new()));
@@ -71,7 +71,8 @@ fn written_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeI
         Kind::AttentionStep { attention, .. } | Kind::AttentionMerge { attention } => {
             let wanted = wanted(*attention);
             let merged = matches!(group.kind, Kind::AttentionMerge { .. });
-            let form = if wanted == Outputs::BF16 && !merged { Outputs::BF16 } else { alone(wanted, Outputs::INT8) };
+            let halves = !merged && (wanted == Outputs::BF16 || wanted == Outputs::F16);
+            let form = if halves { wanted } else { alone(wanted, Outputs::INT8) };
             vec![(*attention, form)]
         }
         Kind::Single
@@ -147,6 +148,7 @@ fn is_written(schedule: &Schedule, node: NodeId, form: Form) -> bool {
     match form {
         Form::F32 => written.floats && has_whole_rows(schedule, node),
         Form::BF16 => written.bf16,
+        Form::F16 => written.f16,
         Form::Int8 => written.int8,
     }
 }
@@ -166,14 +168,18 @@ fn required_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
         // Products of decoded rows take what there is.
         _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact && !schedule.in_16_bits => Vec::new(),
         _ if product_of(graph, group).is_some() => {
-            let form = |product: &Product| match multiplies_exactly(schedule, can, product) {
+            let form = |product: &Product, input: NodeId| match multiplies_exactly(schedule, can, product) {
                 true => Form::F32,
+                false if takes_f16(schedule, can, group, input, weight_of(graph, product)) => Form::F16,
                 false => Form::BF16,
             };
-            let inputs = |product: Product| product.inputs().map(|input| (input, form(&product))).collect();
+            let inputs = |product: Product| product.inputs().map(|input| (input, form(&product, input))).collect();
             product_of(graph, group).map_or(Vec::new(), inputs)
         }
-        Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
+        Kind::ExpertProduct { weight, input, .. } => {
+            let halved = takes_f16(schedule, can, group, *input, Some(*weight));
+            vec![(*input, if halved { Form::F16 } else { Form::BF16 })]
+        }
         Kind::ExpertGateUp { weight, input, dense, .. } | Kind::ExpertDown { weight, input, dense, .. } => {
             let form = if format(graph.weight(*weight).dtype).integer { Form::Int8 } else { Form::F32 };
             let inputs = [*input].into_iter().chain(dense.as_ref().map(|dense| dense.product.input));

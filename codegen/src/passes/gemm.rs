@@ -1,9 +1,9 @@
 //! Decoded rows with 16-bit operands: all products of decoded rows, of one row and of 128, have one arithmetic
 //! ([`gemm`](crate::kernels::gemm)), so that a row has the same bits in any batch.
 //!
-//! The pass decides it for the whole plan: norms are then launches of their own, which write bf16 once for all blocks,
-//! and experts multiply sorted rows, as in prefill. From 32 rows on that is faster; fewer are faster with int8
-//! activations (docs/ledger.md). So it is for whoever asks.
+//! The pass decides it for the whole plan: norms are then launches of their own, which write 16 bits once for all
+//! blocks, and experts multiply sorted rows, as in prefill. Many rows are faster with it, up to twice; fewer than 16 are
+//! faster with int8 activations (docs/ledger.md). So it is for plans of many sequences, and for whoever asks.
 
 use gemma4c_graph::Kind;
 use gemma4c_graph::passes::Log;
@@ -12,7 +12,7 @@ use super::schedule::{Abilities, Pass, Schedule, product_of};
 
 pub const PASS: Pass = Pass {
     name: "gemm",
-    about: "decode: all products have bf16 operands, with one arithmetic for 1 to 128 rows; faster from 32 sequences on",
+    about: "decode: all products have 16-bit operands, with one arithmetic for 1 to 128 rows; on for 64 sequences or more on Hopper",
     required: false,
     asked_for: true,
     run,

@@ -36,6 +36,7 @@ pub mod widened;
 use gemma4c_graph::Fused;
 use gemma4c_graph::passes::{self, Log, Report};
 
+pub use readers::{takes_f16, weight_of};
 pub use schedule::{Abilities, Pass, PhaseRows, Schedule, cache_of, experts_of, multiplies_exactly, product_of};
 
 /// In the order they run, after [`gemma4c_graph::passes::PASSES`].

@@ -3,10 +3,10 @@
 //! Products of many rows take bf16 and nothing else. Products of one row take int8 where the producer has written it,
 //! and quantise floats themselves where it has not, so that they are never a reason for a conversion.
 
-use gemma4c_blocks::DType;
-use gemma4c_graph::{Graph, Kind, NodeId, Op, Product};
+use gemma4c_graph::{Graph, Group, Kind, NodeId, Op, Product, WeightId};
 
 use super::schedule::{Abilities, Schedule, multiplies_exactly, product_of};
+use crate::kernels::gemm::decode::is_scaled;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::outputs::Outputs;
 
@@ -23,11 +23,23 @@ pub fn is_unbounded(graph: &Graph, node: NodeId) -> bool {
     }
 }
 
+/// Whether a product of decoded rows takes a value in f16: none of its numbers is beyond that, and the weights' codes
+/// become f16 with fewer instructions than bf16, and are rounded eight times finer.
+pub fn takes_f16(schedule: &Schedule, can: &Abilities, group: &Group, input: NodeId, weight: Option<WeightId>) -> bool {
+    let weight = weight.map(|weight| schedule.graph().weight(weight));
+    let scaled = weight.is_some_and(|weight| is_scaled(weight.dtype, weight.dim(0) as u32));
+    schedule.is_gemm(group) && can.bounded.contains(&input) && scaled
+}
+
+/// The first matrix of a product: the others have its type.
+pub fn weight_of(graph: &Graph, product: &Product) -> Option<WeightId> {
+    graph.node(product.matmuls[0]).op.weight()
+}
+
 /// The forms in which the readers of a node want it.
 pub fn wanted_forms(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
     let graph = schedule.graph();
     let unbounded = is_unbounded(graph, node);
-    let dtype = |id: NodeId| graph.node(id).op.weight().map(|weight| graph.weight(weight).dtype);
     let mut all = Outputs::NONE;
     for user in schedule.fused.users(node) {
         let group = schedule.fused.group(*user);
@@ -35,8 +47,10 @@ pub fn wanted_forms(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outpu
             continue;
         }
         let one_row = schedule.is_int8_row(group);
-        let of_product = |dtype: Option<DType>| match (can.exact, one_row, dtype.is_some_and(|d| format(d).integer)) {
+        let integer = |weight: WeightId| format(graph.weight(weight).dtype).integer;
+        let of_product = |weight: Option<WeightId>| match (can.exact, one_row, weight.is_some_and(integer)) {
             (true, ..) => Outputs::FLOATS,
+            _ if takes_f16(schedule, can, group, node, weight) => Outputs::F16,
             (_, true, true) if !unbounded => Outputs::INT8,
             (_, true, _) => Outputs::FLOATS,
             (_, false, _) => Outputs::BF16,
@@ -45,21 +59,21 @@ pub fn wanted_forms(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outpu
             Kind::ExpertGateUp { weight, input, dense, .. }
                 if *input == node || dense.as_ref().is_some_and(|dense| dense.product.input == node) =>
             {
-                of_product(Some(graph.weight(*weight).dtype))
+                of_product(Some(*weight))
             }
             // One row's hidden values are rounded where they are read, those of several where they are computed.
             Kind::ExpertDown { .. } if one_row && !schedule.is_decoded_together(group) => Outputs::FLOATS,
             Kind::ExpertDown { weight, dense: Some(dense), .. } if dense.product.input == node => {
-                of_product(Some(graph.weight(*weight).dtype))
+                of_product(Some(*weight))
             }
             Kind::ExpertDown { weight, input, .. } | Kind::ExpertProduct { weight, input, .. } if *input == node => {
-                of_product(Some(graph.weight(*weight).dtype))
+                of_product(Some(*weight))
             }
             Kind::ExpertDown { .. } => Outputs::FLOATS,
             _ => match product_of(graph, group) {
                 Some(product) if !one_row && multiplies_exactly(schedule, can, &product) => Outputs::FLOATS,
                 Some(product) if product.inputs().any(|input| input == node) && !is_operand(&product, node) => {
-                    of_product(dtype(product.matmuls[0]))
+                    of_product(weight_of(graph, &product))
                 }
                 _ => Outputs::FLOATS,
             },

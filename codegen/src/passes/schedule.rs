@@ -43,6 +43,8 @@ pub struct Abilities {
     pub per_layer_step: bool,
     /// Blocks of the largest cluster there; 1 where there are none, or where they are switched off.
     pub cluster: u32,
+    /// Values that are so small, whatever a model is given, that none is lost in f16.
+    pub bounded: HashSet<NodeId>,
     /// Prefill may have bf16 copies of the weights; or why not.
     pub copies: Result<(), &'static str>,
     /// Of the experts too, which are many times larger; or why not.
@@ -90,7 +92,7 @@ pub struct Schedule {
     pub decodes: bool,
     /// Of a tower: soft tokens of a picture, at most.
     pub soft_rows: Option<u32>,
-    /// Products of decoded rows have bf16 operands.
+    /// Products of decoded rows have 16-bit operands.
     pub(super) in_16_bits: bool,
     /// The forms in which values are written, where that is not f32 alone.
     pub(super) forms: HashMap<NodeId, Outputs>,

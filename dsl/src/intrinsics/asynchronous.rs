@@ -132,7 +132,9 @@ __device__ __forceinline__ void cp_async_wait(u32 pending) {
     else if (pending == 1) asm volatile(\"cp.async.wait_group 1;\" ::: \"memory\");
     else if (pending == 2) asm volatile(\"cp.async.wait_group 2;\" ::: \"memory\");
     else if (pending == 3) asm volatile(\"cp.async.wait_group 3;\" ::: \"memory\");
-    else asm volatile(\"cp.async.wait_group 4;\" ::: \"memory\");
+    else if (pending == 4) asm volatile(\"cp.async.wait_group 4;\" ::: \"memory\");
+    else if (pending == 5) asm volatile(\"cp.async.wait_group 5;\" ::: \"memory\");
+    else asm volatile(\"cp.async.wait_group 6;\" ::: \"memory\");
 }"
     host "inline void cp_async_wait(u32) {}"
 }

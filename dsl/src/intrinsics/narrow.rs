@@ -4,7 +4,7 @@
 //! A word has four of them. The hardware converts e4m3 from Ada (8.9) on.
 
 use super::rows::intrinsic;
-use crate::elements::{BF16, F16, Float, U32x2};
+use crate::elements::{F16, Float, U32x2};
 
 /// e4m3 to the nearest, ties to even; beyond 448 it is 448.
 fn e4m3_bits(value: f32) -> u32 {
@@ -62,32 +62,37 @@ intrinsic! {
     cuda "u32 product; asm(\"mul.rn.f16x2 %0, %1, %2;\" : \"=r\"(product) : \"r\"(a), \"r\"(b)); return product;"
 }
 
-/// The sum of two numbers as a bf16, rounded once. Through an odd f32, which no later rounding takes for a tie.
-fn bf16_sum(a: f64, b: f64) -> BF16 {
+/// The sum of two numbers as an odd f32 where it is none, which no later rounding to 16 bits takes for a tie.
+fn odd_sum(a: f64, b: f64) -> f32 {
     let sum = a + b;
     let part = sum - a;
     let error = (a - (sum - part)) + (b - part);
     let near = sum as f32;
     let rest = (sum - f64::from(near)) + error;
     let bits = near.to_bits();
-    let odd = match bits & 1 == 1 || rest == 0.0 || !near.is_finite() {
+    match bits & 1 == 1 || rest == 0.0 || !near.is_finite() {
         true => near,
         false if near == 0.0 => f32::from_bits(1).copysign(rest as f32),
         false => f32::from_bits(if (rest > 0.0) == (near > 0.0) { bits + 1 } else { bits - 1 }),
-    };
-    BF16::from_f32(odd)
+    }
 }
 
 intrinsic! {
-    /// Two pairs of bf16, multiplied and added to a third, rounded once.
-    Thread fn fma_bf16(a: u32, b: u32, c: u32) -> u32 {
+    /// Those bits of a word that `mask` has, and `bits`, in one instruction.
+    Thread fn and_or(word: u32, mask: u32, bits: u32) -> u32 { word & mask | bits }
+    cuda "u32 merged; asm(\"lop3.b32 %0, %1, %2, %3, 0xea;\" : \"=r\"(merged) : \"r\"(word), \"r\"(mask), \"r\"(bits)); return merged;"
+}
+
+intrinsic! {
+    /// Two pairs of f16, multiplied and added to a third, rounded once.
+    Thread fn fma_f16(a: u32, b: u32, c: u32) -> u32 {
         let sum = |half: u32| {
-            let value = |word: u32| f64::from(BF16::from_bits((word >> (16 * half)) as u16).to_f32());
-            u32::from(bf16_sum(value(a) * value(b), value(c)).to_bits()) << (16 * half)
+            let value = |word: u32| f64::from(F16::from_bits((word >> (16 * half)) as u16).to_f32());
+            u32::from(F16::from_f32(odd_sum(value(a) * value(b), value(c))).to_bits()) << (16 * half)
         };
         sum(0) | sum(1)
     }
-    cuda "u32 sum; asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(sum) : \"r\"(a), \"r\"(b), \"r\"(c)); return sum;"
+    cuda "u32 sum; asm(\"fma.rn.f16x2 %0, %1, %2, %3;\" : \"=r\"(sum) : \"r\"(a), \"r\"(b), \"r\"(c)); return sum;"
 }
 
 intrinsic! {

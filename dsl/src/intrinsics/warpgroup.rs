@@ -186,13 +186,14 @@ pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>)
     start(thread, "wgmma_bf16", sums, Some(left), right);
 }
 
-/// The same with the left operand in registers: four words a thread.
+/// The same of either 16-bit float with the left operand in registers, four words a thread, and the right one from
+/// value `at` of a tile on. `at` is a constant: products that differ in nothing else share a descriptor.
 #[track_caller]
-pub fn wgmma_bf16_held(sums: &mut Regs<f32>, left: U32x4, right: Shared<BF16>) {
+pub fn wgmma_b16_held<T: Float>(sums: &mut Regs<f32>, left: U32x4, right: Shared<T>, at: u32) {
     let thread = Thread::current();
     let number = thread.products.borrow().started;
     hold(thread, number, [left.x, left.y, left.z, left.w]);
-    start(thread, "wgmma_bf16_held", sums, None, tile_at(thread, right, None));
+    start(thread, "wgmma_b16_held", sums, None, tile_at(thread, right.offset(at), None));
 }
 
 /// The same as `wgmma_bf16` of either 16-bit float.
@@ -294,23 +295,29 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16(f32 (&sums)[COUN
 }
 
 row! {
-    /// The same with the left operand in registers: four words a thread.
-    Warpgroup wgmma_bf16_held since 90 needs [wgmma_bf16, wgmma_held_at_once]
+    /// The same of either 16-bit float with the left operand in registers, four words a thread, and the right one from
+    /// value `at` of a tile on.
+    Warpgroup wgmma_b16_held since 90 needs [wgmma_bf16, wgmma_held_at_once]
     cuda "
-#define WGMMA_HELD(columns, names, a, b, c, d, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.bf16.bf16 {\" names \"}, {%\" #a \", %\" #b \", %\" #c \", %\" #d \"}, %\" #second \", 1, 1, 1, 0;\" : __VA_ARGS__ : \"r\"(left.x), \"r\"(left.y), \"r\"(left.z), \"r\"(left.w), \"l\"(right_tile))
-template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right) {
-    static_assert(COUNT % 16 == 0 && COUNT <= 128, \"a product has 32 to 256 columns, a multiple of 32\");
-    u64 right_tile = swizzled_tile(right);
-    if constexpr (COUNT == 16) WGMMA_HELD(32, WGMMA_NAMES_0, 16, 17, 18, 19, 20, WGMMA_SUMS(0));
-    else if constexpr (COUNT == 32) WGMMA_HELD(64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, 34, 35, 36, WGMMA_SUMS(0), WGMMA_SUMS(16));
-    else if constexpr (COUNT == 48) WGMMA_HELD(96, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2, 48, 49, 50, 51, 52, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32));
-    else if constexpr (COUNT == 64) WGMMA_HELD(128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, 66, 67, 68, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48));
-    else if constexpr (COUNT == 80) WGMMA_HELD(160, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4, 80, 81, 82, 83, 84, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64));
-    else if constexpr (COUNT == 96) WGMMA_HELD(192, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5, 96, 97, 98, 99, 100, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80));
-    else if constexpr (COUNT == 112) WGMMA_HELD(224, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6, 112, 113, 114, 115, 116, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96));
-    else if constexpr (COUNT == 128) WGMMA_HELD(256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, 130, 131, 132, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112));
-}"
-    host "template <u32 COUNT> inline void wgmma_bf16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right) { wgmma_held_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)right); }"
+#define WGMMA_HELD(type, columns, names, a, b, c, d, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.\" type \".\" type \" {\" names \"}, {%\" #a \", %\" #b \", %\" #c \", %\" #d \"}, %\" #second \", 1, 1, 1, 0;\" : __VA_ARGS__ : \"r\"(left.x), \"r\"(left.y), \"r\"(left.z), \"r\"(left.w), \"l\"(right_tile))
+#define WGMMA_HELD_OF(element, type) \\
+template <u32 COUNT> __device__ __forceinline__ void wgmma_b16_held(f32 (&sums)[COUNT], U32x4 left, const element* right, u32 at) { \\
+    static_assert(COUNT % 16 == 0 && COUNT <= 128, \"a product has 32 to 256 columns, a multiple of 32\"); \\
+    u64 right_tile = (u64)((u32)swizzled_tile((const BF16*)right) + at / 8) | (u64)0x40000040 << 32; \\
+    if constexpr (COUNT == 16) WGMMA_HELD(type, 32, WGMMA_NAMES_0, 16, 17, 18, 19, 20, WGMMA_SUMS(0)); \\
+    else if constexpr (COUNT == 32) WGMMA_HELD(type, 64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, 34, 35, 36, WGMMA_SUMS(0), WGMMA_SUMS(16)); \\
+    else if constexpr (COUNT == 48) WGMMA_HELD(type, 96, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2, 48, 49, 50, 51, 52, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32)); \\
+    else if constexpr (COUNT == 64) WGMMA_HELD(type, 128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, 66, 67, 68, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48)); \\
+    else if constexpr (COUNT == 80) WGMMA_HELD(type, 160, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4, 80, 81, 82, 83, 84, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64)); \\
+    else if constexpr (COUNT == 96) WGMMA_HELD(type, 192, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5, 96, 97, 98, 99, 100, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80)); \\
+    else if constexpr (COUNT == 112) WGMMA_HELD(type, 224, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6, 112, 113, 114, 115, 116, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96)); \\
+    else if constexpr (COUNT == 128) WGMMA_HELD(type, 256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, 130, 131, 132, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112)); \\
+}
+WGMMA_HELD_OF(BF16, \"bf16\")
+WGMMA_HELD_OF(F16, \"f16\")"
+    host "
+template <u32 COUNT> inline void wgmma_b16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right, u32 at) { wgmma_held_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)(right + at), true); }
+template <u32 COUNT> inline void wgmma_b16_held(f32 (&sums)[COUNT], U32x4 left, const F16* right, u32 at) { wgmma_held_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)(right + at), false); }"
 }
 
 row! {
@@ -421,13 +428,14 @@ intrinsic! {
 }
 
 intrinsic! {
-    /// The same of `wgmma_bf16_held`.
-    Warpgroup fn wgmma_held_at_once(sums: u64, count: u32, a: u32, b: u32, c: u32, d: u32, right: u64) {
+    /// The same of `wgmma_b16_held`.
+    Warpgroup fn wgmma_held_at_once(sums: u64, count: u32, a: u32, b: u32, c: u32, d: u32, right: u64, bf: bool) {
         let thread = Thread::current();
         let number = thread.products.borrow().started;
         hold(thread, number, [a, b, c, d]);
-        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16_held", line: thread.line() });
-        multiply_at(thread, sums as *mut f32, count as usize, None, (right as usize, None), widened::<BF16>());
+        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_b16_held", line: thread.line() });
+        let widen = if bf { widened::<BF16>() } else { widened::<F16>() };
+        multiply_at(thread, sums as *mut f32, count as usize, None, (right as usize, None), widen);
     }
     cuda ""
 }

@@ -25,11 +25,11 @@ fn multiplied(a: Input<u32>, b: Input<u32>, out: Output<u32>) {
     out[thread_idx()] = multiply_f16(a[thread_idx()], b[thread_idx()]);
 }
 
-/// Pairs of bf16 times other pairs and more.
+/// Pairs of f16 times other pairs and more.
 #[kernel(block = 32)]
 fn added(a: Input<u32>, b: Input<u32>, c: Input<u32>, out: Output<u32>) {
     let at = block_idx() * 32 + thread_idx();
-    out[at] = fma_bf16(a[at], b[at], c[at]);
+    out[at] = fma_f16(a[at], b[at], c[at]);
 }
 
 #[kernel(block = 32)]
@@ -128,17 +128,17 @@ fn every_half_has_the_value_that_ieee_gives_it() {
     }
 }
 
-/// The bf16 next to a whole number of 2^-80, the even one of two that are as near.
-fn nearest_bf16(exact: i128) -> BF16 {
+/// The f16 next to a whole number of 2^-60, the even one of two that are as near.
+fn nearest_f16(exact: i128) -> F16 {
     let scaled = |bits: u16| {
-        let value = BF16::from_bits(bits).to_f32();
-        // A bf16 here is a whole number of them.
-        (f64::from(value) * 2f64.powi(80)) as i128
+        let value = F16::from_bits(bits).to_f32();
+        // An f16 is a whole number of them.
+        (f64::from(value) * 2f64.powi(60)) as i128
     };
-    let about = BF16::from_f32((exact as f64 * 2f64.powi(-80)) as f32).to_bits();
+    let about = F16::from_f32((exact as f64 * 2f64.powi(-60)) as f32).to_bits();
     let near = [about.saturating_sub(1), about, about.saturating_add(1)];
     let best = near.into_iter().min_by_key(|bits| ((scaled(*bits) - exact).abs(), bits & 1));
-    BF16::from_bits(best.expect("three of them"))
+    F16::from_bits(best.expect("three of them"))
 }
 
 #[test]
@@ -147,19 +147,19 @@ fn pairs_are_multiplied_added_and_rounded_once() {
     let mut all = Vec::new();
     for fraction in 0..128 {
         let a = 1.0 + fraction as f32 / 128.0;
-        for (b, c) in [(1.0078125f32, 1.0f32), (-1.5, 1.5), (1.0, 2f32.powi(-9)), (1.0078125, 2f32.powi(-40))] {
+        for (b, c) in [(1.0078125f32, 1.0f32), (-1.5, 1.5), (1.0, 2f32.powi(-11)), (1.0078125, 2f32.powi(-24))] {
             all.push([a, b, c]);
             all.push([a, b, -c]);
         }
     }
-    let column = |index: usize| -> Vec<BF16> { all.iter().map(|three| BF16::from_f32(three[index])).collect() };
+    let column = |index: usize| -> Vec<F16> { all.iter().map(|three| F16::from_f32(three[index])).collect() };
     let [a, b, c] = [0, 1, 2].map(column);
-    let pairs = |all: &[BF16]| -> Vec<u32> {
+    let pairs = |all: &[F16]| -> Vec<u32> {
         all.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
     };
-    let whole = |value: BF16, power: i32| (f64::from(value.to_f32()) * 2f64.powi(power)) as i128;
-    let exact = (0..all.len()).map(|at| whole(a[at], 40) * whole(b[at], 40) + whole(c[at], 80));
-    let expected: Vec<BF16> = exact.map(nearest_bf16).collect();
+    let whole = |value: F16, power: i32| (f64::from(value.to_f32()) * 2f64.powi(power)) as i128;
+    let exact = (0..all.len()).map(|at| whole(a[at], 30) * whole(b[at], 30) + whole(c[at], 60));
+    let expected: Vec<F16> = exact.map(nearest_f16).collect();
     let rows = pairs(&a).len();
     assert_eq!(rows % 32, 0);
     Case::new("pairs", added::Chosen {}.build().expect("an instance"))

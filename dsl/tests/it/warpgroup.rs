@@ -84,10 +84,10 @@ fn product_of_registers<const COLUMNS: u32>(a: Input<BF16>, b: Input<BF16>, out:
     }
     let mut sums = regs(1.0f32, COLUMNS / 2);
     wgmma_fence(&mut sums);
-    wgmma_bf16_held(&mut sums, held[0], b_tile);
-    wgmma_bf16_held(&mut sums, held[1], b_tile.offset(16u32));
+    wgmma_b16_held(&mut sums, held[0], b_tile, 0);
+    wgmma_b16_held(&mut sums, held[1], b_tile, 16);
     wgmma_commit();
-    wgmma_bf16_held(&mut sums, held[3], b_tile.offset(48u32));
+    wgmma_b16_held(&mut sums, held[3], b_tile, 48);
     wgmma_commit();
     wgmma_wait(1, &mut sums);
     wgmma_wait(0, &mut sums);

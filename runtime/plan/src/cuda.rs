@@ -371,6 +371,7 @@ pub enum Form {
     Kv,
     /// Of a routing: the ids of the experts a row goes to, as u32.
     Experts,
+    F16,
 }
 
 /// What the rows of a phase are.

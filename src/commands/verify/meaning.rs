@@ -93,6 +93,7 @@ impl<'a> Meaning<'a> {
         let (content, parts) = match output.form {
             Form::F32 => (Content::Numbers(Numbers::F32), self.spaced(place, Numbers::F32, width, capacity, live)),
             Form::BF16 => (Content::Numbers(Numbers::BF16), self.spaced(place, Numbers::BF16, width, capacity, live)),
+            Form::F16 => (Content::Numbers(Numbers::F16), self.spaced(place, Numbers::F16, width, capacity, live)),
             Form::Int8 => {
                 let (all, groups) = (capacity * width, live * width / 32 * 4);
                 let parts =

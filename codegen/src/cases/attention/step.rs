@@ -5,7 +5,7 @@
 //! every visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, F32x2, Float};
+use gemma4c_dsl::{BF16, F16, F32x2, Float};
 use gemma4c_plan::cuda::KvType;
 
 use super::{Scene, cache, cache_data, layer};
@@ -183,6 +183,12 @@ impl Step {
         self.scratch(self.launch(", bf16", StepOut::Bf16)).expect("write_out", out, bound)
     }
 
+    pub fn f16_case(&self) -> Case {
+        let out: Vec<F16> = self.scene.oracle().into_iter().map(F16::from_f32).collect();
+        let bound = Bound::Within { absolute: 1e-3, relative: 1.0 / 1024.0 };
+        self.scratch(self.launch(", f16", StepOut::F16)).expect("write_out", out, bound)
+    }
+
     pub fn partials_case(&self) -> Case {
         let (mut extrema, mut values) = self.scene.partials();
         let dim = self.scene.layer.head_dim as usize;
@@ -268,6 +274,7 @@ impl Step {
                 .expect("write_xscale", vec![0.0f32; width / 32], BOUND)
                 .expect("write_xsum", vec![0i32; width / 32], BOUND),
             StepOut::Bf16 => case.expect("write_out", vec![BF16::from_f32(0.0); width], BOUND),
+            StepOut::F16 => case.expect("write_out", vec![F16::from_f32(0.0); width], BOUND),
             StepOut::Floats => case.expect("write_out", vec![0.0f32; width], BOUND),
             StepOut::Partials => case,
         }
@@ -362,6 +369,6 @@ pub fn cases() -> Vec<Case> {
     let steps = steps();
     let floats = steps.iter().map(Step::floats_case);
     let partials = steps.iter().filter(|step| step.scene.layer.head_dim == 128).map(Step::partials_case);
-    let bf16 = steps.first().map(Step::bf16_case);
-    floats.chain(partials).chain(bf16).chain(even_steps().iter().map(Step::int8_case)).collect()
+    let halves = steps.first().map(|step| [step.bf16_case(), step.f16_case()]).into_iter().flatten();
+    floats.chain(partials).chain(halves).chain(even_steps().iter().map(Step::int8_case)).collect()
 }

@@ -59,6 +59,13 @@ pub fn output_bf16(value: F32x4, at: u32, out: Output<BF16>) -> F32x4 {
     value
 }
 
+/// Writes four values of the output as f16.
+#[device]
+pub fn output_f16(value: F32x4, at: u32, out: Output<F16>) -> F32x4 {
+    store(out, at, u32x2(pack_f16(value.x, value.y), pack_f16(value.z, value.w)));
+    value
+}
+
 /// Writes four values of the output as int8, eight lanes to a group. A collective of the warp.
 #[device]
 pub fn output_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xsum: Output<i32>) -> F32x4 {
@@ -265,6 +272,8 @@ pub enum StepOut {
     Floats,
     /// Launch argument `write_out`, in bf16.
     Bf16,
+    /// The same in f16.
+    F16,
     /// Partial results, for `combine.rs` to merge: contexts so long that one block would be busy with it for too long.
     Partials,
 }
@@ -275,6 +284,7 @@ impl StepOut {
         match self {
             StepOut::Int8 => vec![output_int8::DEF],
             StepOut::Bf16 => vec![output_bf16::DEF],
+            StepOut::F16 => vec![output_f16::DEF],
             StepOut::Floats => vec![output_floats::DEF],
             StepOut::Partials => vec![],
         }

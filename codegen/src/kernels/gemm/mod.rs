@@ -2,27 +2,27 @@
 //! the number of rows.
 //!
 //! ```text
-//! codes and scales ──► cp.async ──► ring of STAGES steps ──► bf16, in the layout of a left operand ─┐
-//! rows of activations ──► ring of steps ──► right operand ─────────────────────────────────────────┴─► mma or wgmma
+//! codes and scales ──► cp.async ──► ring of STAGES steps ──► 16 bits, in the layout of a left operand ─┐
+//! rows of activations ──► ring of steps ──► right operand ────────────────────────────────────────────┴─► mma or wgmma
 //! ```
 //!
 //! Weights are the left operand (C^T = W X^T): 16 of their rows fill an `mma`, and one row of activations costs as much
 //! as eight. So a weight is decoded once for up to 128 rows. [`warps`] is the kernel of few rows, and of GPUs without
 //! `wgmma`; [`warpgroups`] that of more.
 //!
-//! **The arithmetic.** A weight is decoded to bf16, activations arrive in bf16. K is cut in slices, whose number
-//! follows from the matrix alone ([`slices`](shape::slices)). A slice is one chain of products into f32 accumulators,
-//! from zero, over its steps of 128 values in order; the slices' sums are added in order. Nothing of this depends on
-//! the number of rows or on the tile, and columns of a product do not mix, so a row has the same bits alone and in any
-//! batch.
+//! **The arithmetic.** Weights are decoded to f16 and activations arrive in it, where none can be too large for that
+//! (after a norm, after attention) and codes have an f16 scale; else both are bf16. f16 rounds eight times finer, and
+//! takes half the instructions a weight. K is cut in slices, whose number follows from the matrix alone
+//! ([`slices`](shape::slices)). A slice is one chain of products of 16 values into f32 accumulators, from zero, in the
+//! order of K; the slices' sums are added in order. Nothing of this depends on the number of rows or on the tile, and
+//! columns of a product do not mix, so a row has the same bits alone and in any batch.
 //!
-//! **Everything in flight is in shared memory**, codes too, which a lane copies for itself and reads back: a wait for a
+//! **Everything in flight is in shared memory**, codes too, which a lane copies and its warp reads back: a wait for a
 //! group of copies is exact, while loads to registers share the few scoreboards of a warp, so that each wait is for the
 //! newest of them (measured: a fifth of the memory's speed).
 //!
-//! **The order of K in a step.** A lane's 16 bytes of codes are a run of one weight row. The lane multiplies what it
-//! loaded: four values in a row fill its part of a product, and the right operand takes the activations of the same
-//! places. A sum of 16 products does not mind which of them is which, so no weight is shuffled.
+//! **The order of K** is that of the file, so that activations need no other one: a lane picks the values of a left
+//! operand out of the codes ([`decode`]).
 //!
 //! **Slices.** Those of a matrix with few rows are shared out among the warps of a block and the blocks of a cluster,
 //! so that every SM has weights to read. Their sums meet in shared memory, over DSMEM where there is a cluster.

@@ -6,11 +6,11 @@
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
-use super::decode::{decode_of, is_scaled};
-use super::tile::row_chunks;
+use super::decode::{decode_of, is_raw, is_scaled};
+use super::tile::row_words;
 use super::views::GemmTile;
-use super::warpgroups::{gemm_warpgroups, x_stages};
-use super::warps::gemm;
+use super::warpgroups::gemm_warpgroups;
+use super::warps::{gemm, row_stride};
 use crate::kernels::matvec::formats::{format, side_none};
 use crate::target::Target;
 
@@ -19,22 +19,32 @@ pub const STEP: u32 = 128;
 /// Slices of K, at most: as many blocks as every GPU with clusters allows in one.
 const MOST_SLICES: u32 = 8;
 /// Warps that keep a GPU's memory busy: K is cut until there are so many, each with 16 rows of the matrix.
-const BUSY_WARPS: u32 = 2048;
+const BUSY_WARPS: u32 = 1024;
 /// Steps of a slice, at least: shorter ones spend more time on their sums than on their products.
 const SLICE_STEPS: u32 = 4;
 /// Bytes of shared memory that a block's stages may take: three such blocks share an SM.
 const BLOCK_BYTES: u32 = 56 << 10;
 /// Rows of activations of a tile, at most.
 pub const MOST_ROWS: u32 = 128;
+/// The same of tiles of warpgroups.
+const HEIGHTS: [u32; 4] = [32, 64, 96, 128];
 /// Rows of a batch that warpgroups multiply, at least.
-const WARPGROUP_ROWS: u32 = 17;
+const WARPGROUP_ROWS: u32 = 9;
+/// Steps of codes in flight, at most: activations come the same way, and wait behind them.
+const MOST_STAGES: u32 = 4;
 /// Registers of an SM, and what a lane of a warpgroup has beside its sums and operands, about.
 const REGISTERS: u32 = 64 << 10;
 const OTHER_REGISTERS: u32 = 48;
-/// Clocks in which an SM decodes a step of 64 rows of a matrix, by its instructions, and bytes that it gets from L2 in
-/// one. Shapes compare by them; what was measured is some three times as long, for all of them (docs/ledger.md).
-const DECODING_CLOCKS: u32 = 300;
+/// Clocks in which an SM decodes a step of 64 rows of a matrix to bf16 and to f16; they are added to those of its
+/// products, which hardly overlap. Bytes that it gets in one from L2 and from memory.
+const DECODING_CLOCKS: u32 = 240;
+const HALVING_CLOCKS: u32 = 150;
 const BYTES_A_CLOCK: u32 = 45;
+const BYTES_A_CLOCK_OF_MEMORY: u32 = 18;
+/// Clocks of a step where nothing else is in its way, of a block beside its steps, and of a row of its results.
+const STEP_LATENCY: u32 = 500;
+const BLOCK_LATENCY: u32 = 3000;
+const ROW_LATENCY: u32 = 40;
 
 /// The slices of a matrix of so many rows (of one expert, where there are several) with `k` values each.
 pub fn slices(matrix_rows: u32, k: u32) -> u32 {
@@ -50,6 +60,8 @@ pub fn slices(matrix_rows: u32, k: u32) -> u32 {
 #[derive(Clone, Debug)]
 pub struct Gemm {
     pub dtype: DType,
+    /// What weights and activations are multiplied as: bf16, or f16 where rows are scaled.
+    pub operands: ElementType,
     /// Values of a row of the result.
     pub outputs: u32,
     /// Values of a row of activations: a multiple of 32.
@@ -70,14 +82,14 @@ pub struct Gemm {
 pub struct Shape {
     /// Rows of activations of a tile: a multiple of 8.
     pub rows: u32,
-    /// Times 16 rows of the matrix that a warp multiplies.
-    pub tiles: u32,
-    /// Warps of a block that share a slice.
+    /// Warps of a block that share a slice, each with 16 rows of the matrix.
     pub across: u32,
     /// Slices of a block; the others are in the other blocks of its cluster.
     pub held: u32,
     /// Steps in shared memory, of activations and of codes; by warpgroups, of codes alone.
     pub stages: u32,
+    /// Steps of activations there, by warpgroups.
+    pub x_stages: u32,
     /// Blocks of warpgroups that share an SM. 0: warps multiply, each for itself.
     pub resident: u32,
 }
@@ -92,17 +104,17 @@ impl Shape {
             _ => format!(", K in {slices} slices, clusters of {cluster}"),
         };
         let by = if self.resident > 0 { " by warpgroups" } else { "" };
-        format!("tiles of {} x {}{by}{of_slices}", self.rows, 16 * self.tiles * self.across)
+        format!("tiles of {} x {}{by}{of_slices}", self.rows, 16 * self.across)
     }
 
     /// Bytes of a step of codes and scales in shared memory.
     fn code_bytes_of_step(&self, dtype: DType) -> u32 {
-        self.held * self.across * self.tiles * (2048 / format(dtype).unit * 16 + 128)
+        self.held * self.across * (16 * row_words(format(dtype).unit) * 4 + 128)
     }
 
     /// Bytes of a step in shared memory, where warps multiply.
     fn shared_bytes_of_step(&self, dtype: DType) -> u32 {
-        self.held * self.rows * row_chunks(format(dtype).unit) * 16 + self.code_bytes_of_step(dtype)
+        self.held * self.rows * row_stride() * 2 + self.code_bytes_of_step(dtype)
     }
 }
 
@@ -114,7 +126,7 @@ impl Gemm {
 
     /// Whether scales are copied as codes are: an f16 for each 32 values, in words of two.
     pub fn is_scaled(&self) -> bool {
-        is_scaled(self.dtype) && self.k.is_multiple_of(64)
+        is_scaled(self.dtype, self.k)
     }
 
     pub fn slices(&self) -> u32 {
@@ -134,12 +146,9 @@ impl Gemm {
             shape.stages * shape.shared_bytes_of_step(self.dtype) <= target.shared_bytes_per_block - 1024
         };
         let shape = |height: u32| {
-            let few = height <= 16;
-            let tiles = if few { 1 } else { 2 };
-            let wanted = if few { slices.min(4) } else { 1 };
+            let wanted = if height <= 16 { slices.min(4) } else { 1 };
             let held = wanted.max(slices / cluster.max(1));
-            let across = (4 / held).max(1);
-            Shape { rows: height, tiles, across, held, stages: 0, resident: 0 }
+            Shape { rows: height, across: (4 / held).max(1), held, stages: 0, x_stages: 0, resident: 0 }
         };
         // As many bytes of codes in flight as keep the memory busy, whoever else is on the SM.
         let stages = |shape: Shape| {
@@ -154,35 +163,50 @@ impl Gemm {
         all.flat_map(|height| stages(shape(*height))).find(fits).unwrap_or(smallest)
     }
 
-    /// The lowest tile that holds the rows, with a slice in a block, and of those the one whose blocks take the fewest
-    /// clocks; `None` where there are no warpgroups, or no kernel of theirs.
+    /// Of tiles with a slice in a block the one whose blocks take the fewest clocks; `None` where there are no
+    /// warpgroups, or no kernel of theirs.
     fn shape_by_warpgroups(&self, rows: u32, cluster: u32, target: &Target) -> Option<Shape> {
-        let can = target.arch.has_wgmma() && format(self.dtype).unit >= 8;
+        let can = target.arch.has_wgmma() && format(self.dtype).unit >= 8 && self.pairs == 0;
         if !can || self.slices() > cluster {
             return None;
         }
-        let height = [32, 64, 96, 128].into_iter().find(|height| *height >= rows).unwrap_or(MOST_ROWS);
-        let of = |across: u32, resident: u32| {
-            let held = height / (across * 2) * 4;
-            let registers = height / 2 + 32 + held + OTHER_REGISTERS;
-            let shape = Shape { rows: height, tiles: 1, across, held: 1, stages: 0, resident };
+        let of = |height: u32, x_stages: u32, across: u32, resident: u32| {
+            let registers = height / 2 + 32 + OTHER_REGISTERS;
+            let shape = Shape { rows: height, across, held: 1, stages: 0, x_stages, resident };
             let bytes = (target.shared_bytes_per_multiprocessor / resident - 1024).min(target.shared_bytes_per_block);
-            let stages = bytes.checked_sub(x_stages() * height * 256 + 1024)? / shape.code_bytes_of_step(self.dtype);
-            let fits = stages >= 3 && across * 32 * resident * registers <= REGISTERS;
-            fits.then_some(Shape { stages: stages.min(8), ..shape })
+            let stages = bytes.checked_sub(x_stages * height * 256 + 1024)? / shape.code_bytes_of_step(self.dtype);
+            let fits = stages >= 3 && (across + 1) * 32 * resident * registers <= REGISTERS && across <= x_stages * 4;
+            fits.then_some(Shape { stages: stages.min(MOST_STAGES), ..shape })
         };
-        let all = [8, 4].into_iter().flat_map(|across| (1..=4).rev().filter_map(move |resident| of(across, resident)));
-        all.min_by_key(|shape| self.clocks(*shape, rows, target))
+        let best_of = |height: u32| {
+            // Of equal ones that whose blocks read activations least often.
+            let blocks = [16, 12, 8, 4].into_iter().flat_map(|across| (1..=4).map(move |resident| (across, resident)));
+            let all = blocks.flat_map(|(across, resident)| [4, 3, 2].map(|x_stages| (x_stages, across, resident)));
+            let shapes = all.filter_map(|(x_stages, across, resident)| of(height, x_stages, across, resident));
+            shapes.map(|shape| (self.clocks(shape, rows, target), shape)).min_by_key(|(clocks, _)| *clocks)
+        };
+        let lowest = HEIGHTS.into_iter().find(|height| *height >= rows).unwrap_or(MOST_ROWS);
+        let whole = best_of(lowest)?;
+        // Lower ones decode a weight several times: they must promise much.
+        let lower = HEIGHTS.into_iter().filter(|height| *height < lowest).filter_map(best_of);
+        let best =
+            lower.filter(|(clocks, _)| clocks * 4 < whole.0 * 3).chain([whole]).min_by_key(|(clocks, _)| *clocks);
+        best.map(|(_, shape)| shape)
     }
 
-    /// Clocks of a launch by warpgroups, about: what its busiest SM decodes, multiplies and gets from L2.
+    /// Clocks of a launch by warpgroups, about: what its busiest SM decodes, multiplies and reads.
     fn clocks(&self, shape: Shape, rows: u32, target: &Target) -> u32 {
         let blocks: u32 = self.grid(shape, rows).iter().product();
+        let codes = shape.code_bytes_of_step(self.dtype);
+        let decoding = if self.operands == ElementType::F16 { HALVING_CLOCKS } else { DECODING_CLOCKS };
+        let computed = shape.across / 4 * (decoding + shape.rows * 4);
+        let read = ((shape.rows * 256 + codes) / BYTES_A_CLOCK).max(codes / BYTES_A_CLOCK_OF_MEMORY);
+        let steps = self.k.div_ceil(STEP).div_ceil(self.slices());
+        let alone = BLOCK_LATENCY + shape.rows * ROW_LATENCY;
+        let of = |together: u32| steps * (together * computed.max(read)).max(STEP_LATENCY) + alone;
         let wave = target.multiprocessors * shape.resident;
-        let of_an_sm = blocks / wave * shape.resident + (blocks % wave).div_ceil(target.multiprocessors);
-        let computed = shape.across / 4 * DECODING_CLOCKS.max(shape.rows * 4);
-        let read = (shape.rows * 256 + shape.code_bytes_of_step(self.dtype)) / BYTES_A_CLOCK;
-        of_an_sm * computed.max(read)
+        let rest = (blocks % wave).div_ceil(target.multiprocessors);
+        blocks / wave * of(shape.resident) + if rest > 0 { of(rest) } else { 0 }
     }
 
     /// Blocks for `rows` rows. Those that share weights come one after the other.
@@ -192,32 +216,34 @@ impl Gemm {
 
     /// Blocks for at most so many groups of sorted rows.
     pub fn grid_of_tiles(&self, shape: Shape, tiles: u32) -> [u32; 3] {
-        let columns = self.matrix_rows().div_ceil(16 * shape.tiles * shape.across);
+        let columns = self.matrix_rows().div_ceil(16 * shape.across);
         [tiles, columns * (self.slices() / shape.held), 1]
     }
 
     pub fn instance(&self, shape: Shape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        let side = if self.is_scaled() { side_none::DEF } else { format.side };
+        let raw = is_raw(self.dtype, self.k);
+        let side = if raw { side_none::DEF } else { format.side };
         let tile = GemmTile {
             UNIT: format.unit,
+            BF: self.operands == ElementType::BF16,
+            RAW: raw,
             SCALED: self.is_scaled(),
             WHOLE: self.k.is_multiple_of(STEP),
             ROWS: shape.rows,
-            TILES: shape.tiles,
             ACROSS: shape.across,
             SLICES: self.slices(),
             HELD: shape.held,
             STAGES: shape.stages,
+            X_STAGES: shape.x_stages,
             RESIDENT: shape.resident,
+            PAIRS: self.pairs,
         };
-        let (decode, epilogue) = (vec![decode_of(self.dtype)], self.epilogue.clone());
-        let (geglu, pairs, out) = (self.geglu, self.pairs, self.out);
+        let (decode, epilogue) = (vec![decode_of(self.dtype, self.k, self.operands)], self.epilogue.clone());
+        let (geglu, operands, out) = (self.geglu, self.operands, self.out);
         match shape.resident {
-            0 => gemm::Chosen { T: tile, GEGLU: geglu, PAIRS: pairs, O: out, side, decode, epilogue }.build(),
-            _ => {
-                gemm_warpgroups::Chosen { T: tile, GEGLU: geglu, PAIRS: pairs, O: out, side, decode, epilogue }.build()
-            }
+            0 => gemm::Chosen { T: tile, GEGLU: geglu, H: operands, O: out, side, decode, epilogue }.build(),
+            _ => gemm_warpgroups::Chosen { T: tile, GEGLU: geglu, H: operands, O: out, side, decode, epilogue }.build(),
         }
     }
 }

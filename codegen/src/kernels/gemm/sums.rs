@@ -21,41 +21,36 @@ pub struct GemmOut<O: Float> {
 #[device(slots(epilogue(value: f32, at: u32) -> f32))]
 pub fn store_sums<
     const ROWS: u32,
-    const TILES: u32,
     const ACROSS: u32,
     const SLICES: u32,
     const HELD: u32,
     const GEGLU: bool,
     const PAIRS: u32,
+    H: Float,
     O: Float,
 >(
-    memory: Shared<BF16>,
+    memory: Shared<H>,
     sums: &Regs<F32x4>,
     to: GemmOut<O>,
     first_output: u32,
 ) {
     let of_tile = if GEGLU { 8u32 } else { 16u32 };
-    if SLICES == 1 {
-        let output = first_output + warp_id() % ACROSS * TILES * of_tile;
+    // A warp behind those that multiply has no sums.
+    let warps = ACROSS * HELD;
+    if SLICES == 1 && warp_id() < warps {
         #[unroll]
-        for m in 0..TILES {
-            #[unroll]
-            for n in 0..ROWS / 8 {
-                store_fragment(epilogue, to, sums[m * (ROWS / 8) + n], output + m * of_tile, n * 8);
-            }
+        for n in 0..ROWS / 8 {
+            store_fragment(epilogue, to, sums[n], first_output + warp_id() % ACROSS * of_tile, n * 8);
         }
     }
     if SLICES > 1 {
         // All fragments of the block's slices, then each warp of the cluster adds up its share of them.
         cp_async_wait(0);
         barrier();
-        #[unroll]
-        for m in 0..TILES {
+        if warp_id() < warps {
             #[unroll]
             for n in 0..ROWS / 8 {
-                let sum = sums[m * (ROWS / 8) + n];
-                let number = (warp_id() * TILES + m) * (ROWS / 8) + n;
-                store(memory, (number * 32 + lane_id()) * 8, sum);
+                store(memory, ((warp_id() * (ROWS / 8) + n) * 32 + lane_id()) * 8, sums[n]);
             }
         }
         let cluster = SLICES / HELD;
@@ -64,13 +59,14 @@ pub fn store_sums<
         } else {
             barrier();
         }
-        let all = ACROSS * TILES * (ROWS / 8);
-        let warps = ACROSS * HELD;
+        let all = ACROSS * (ROWS / 8);
         let rank = if cluster > 1 { cluster_rank() } else { 0 };
-        for number in (rank * warps + warp_id()..all).by(cluster * warps) {
-            let sum = sum_of_slices(memory, number);
-            let output = first_output + number / (ROWS / 8) * of_tile;
-            store_fragment(epilogue, to, sum, output, number % (ROWS / 8) * 8);
+        if warp_id() < warps {
+            for number in (rank * warps + warp_id()..all).by(cluster * warps) {
+                let sum = sum_of_slices(memory, number);
+                let output = first_output + number / (ROWS / 8) * of_tile;
+                store_fragment(epilogue, to, sum, output, number % (ROWS / 8) * 8);
+            }
         }
         if cluster > 1 {
             cluster_barrier();
@@ -80,11 +76,11 @@ pub fn store_sums<
 
 /// Adds up this lane's part of a fragment, slice by slice.
 #[device]
-pub fn sum_of_slices<const ROWS: u32, const TILES: u32, const ACROSS: u32, const SLICES: u32, const HELD: u32>(
-    memory: Shared<BF16>,
+pub fn sum_of_slices<const ROWS: u32, const ACROSS: u32, const SLICES: u32, const HELD: u32, H: Float>(
+    memory: Shared<H>,
     number: u32,
 ) -> F32x4 {
-    let all = ACROSS * TILES * (ROWS / 8);
+    let all = ACROSS * (ROWS / 8);
     let mut total = F32x4::ZERO;
     #[unroll]
     for slice in 0..SLICES {

@@ -1,240 +1,189 @@
-//! The product of many rows with repacked weights on Hopper: the arithmetic of [`gemm`](super::warps::gemm), by
-//! warpgroups.
+//! The product by warpgroups on Hopper: the arithmetic of [`gemm`](super::warps::gemm).
 //!
 //! ```text
-//! codes and scales ──► cp.async ──► ring of STAGES steps ──► bf16 in registers, the left operand ──┐
-//! rows of activations ──► registers, a step ahead ──► ring of three steps, the right operand ─────┴─► wgmma
+//! codes and scales ──► cp.async, by whoever decodes them ──► ring of STAGES steps ──► 16 bits in registers, left operand ─┐
+//! rows of activations ──► bulk copies, by a warp of its own ──► ring of X_STAGES steps, right operand ─────────────────┴─► wgmma
 //! ```
 //!
-//! A warp has 16 rows of the matrix, as in [`gemm`](super::warps::gemm), and its lanes decode the same values to the
-//! same places of a left operand. The tensor cores read activations from shared memory by themselves, once for 64 rows
-//! of the matrix, where `mma` needs them in the registers of every warp.
+//! A warp has 16 rows of the matrix and a ring of its own for their codes, so that it waits for nobody. The tensor cores
+//! read activations from shared memory by themselves, once for 64 rows of the matrix; mbarriers say that a step of them
+//! is there, or no longer read. While one half of a step is multiplied, the next is decoded.
 //!
-//! **The same bits.** `wgmma` and `mma` add up 16 products alike, whatever the number of columns, so the two kernels
-//! agree if each product has the same 16 values of K. A lane's values are a run of a weight row, and a product has four
-//! of each lane of a quad: activations are stored in that order, a pair at a time, in the swizzle of 128 bytes.
+//! `wgmma` and `mma` add up 16 products alike, whatever the number of columns, so the two kernels agree to the bit.
 
 use gemma4c_dsl::prelude::*;
 
+use super::decode::{decode_and_exchange, decode_block};
 use super::sums::{GemmOut, store_sums};
-use super::tile::{copy_weights, eight_of, first_step, load_sides, row_units};
-use super::views::{GemmRing, GemmRows, GemmTile, GemmWeights};
+use super::tile::{
+    aim_own_rows, copied_place, copy_weights, first_step, load_sides, own_rows, read_place, row_words, staged,
+};
+use super::views::{GemmRing, GemmTile, GemmWeights};
 
-/// Steps of activations in shared memory: one that is multiplied, one that may still be, one that is written.
+/// Starts the products of the decoded blocks from `first` to `end` of a step. A collective of the warpgroup.
 #[device]
-pub fn x_stages() -> u32 {
-    3
-}
-
-/// Loads what this thread brings of a step's activations: runs of eight; zeros past the last row and the end of K.
-/// Threads of a warp bring four rows, so that what they store lies in different banks.
-#[device]
-pub fn fetch_activations<const UNIT: u32, const WHOLE: bool, const ROWS: u32, const ACROSS: u32, const PAIRS: u32>(
-    held: &mut Regs<U32x4>,
-    rows: GemmRows,
-    first_row: u32,
+pub fn multiply_blocks<const ROWS: u32, H: Float>(
+    sums: &mut Regs<f32>,
+    left: &Regs<u32>,
+    x: Shared<H>,
+    first: u32,
     end: u32,
-    step: u32,
-    k: u32,
 ) {
-    // Of the step's eight products, runs `pair` of a lane of the quad fill two.
-    let pair = thread_idx() % 2 + thread_idx() / 32 % 2 * 2;
-    let quad = thread_idx() / 2 % 4;
-    let runs = UNIT / 8;
-    let place = step * 128 + (pair / runs * 4 * runs + quad * runs + pair % runs) * 8;
-    let own_row = first_row + thread_idx() / 8 % 4 + thread_idx() / 64 * 4;
+    wgmma_fence(sums);
     #[unroll]
-    for i in 0..ROWS / (ACROSS * 2) {
-        let row = own_row + i * (ACROSS * 2);
-        held[i] = U32x4::ZERO;
-        if (WHOLE || place < k) && row < end {
-            let mut from = row;
-            if PAIRS > 0 {
-                from = rows.order[row] / PAIRS.max(1);
-            }
-            held[i] = load::<U32x4>(rows.x, from * k + place);
-        }
+    for product in first * 2..end * 2 {
+        let at = product * 4;
+        // Tiles have 64 values of K.
+        let right = product / 4 * ROWS * 64 + product % 4 * 16;
+        wgmma_b16_held(sums, u32x4(left[at], left[at + 1], left[at + 2], left[at + 3]), x, right);
     }
-}
-
-/// Stores them in a stage of the ring: two tiles of 64 values of K, in the order of the left operands.
-#[device]
-pub fn arrange_activations<const ROWS: u32, const ACROSS: u32>(ring: Shared<BF16>, held: &Regs<U32x4>) {
-    let pair = thread_idx() % 2 + thread_idx() / 32 % 2 * 2;
-    let quad = thread_idx() / 2 % 4;
-    let own_row = thread_idx() / 8 % 4 + thread_idx() / 64 * 4;
-    // A thread's rows are the same row of a pattern of eight.
-    let turned = own_row % 8;
-    let at = pair / 2 * ROWS * 64 + own_row * 64 + quad * 2;
-    let piece = pair % 2 * 4;
-    #[unroll]
-    for i in 0..ROWS / (ACROSS * 2) {
-        let row = at + i * (ACROSS * 128);
-        store(ring, row + (piece ^ turned) * 8, held[i].x);
-        store(ring, row + (piece + 1 ^ turned) * 8, held[i].y);
-        store(ring, row + (piece + 2 ^ turned) * 8, held[i].z);
-        store(ring, row + (piece + 3 ^ turned) * 8, held[i].w);
-    }
-}
-
-/// Decodes half a step: the left operands of four products.
-#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn decode_half<const UNIT: u32>(
-    ring: GemmRing,
-    sides: &Regs<U32x4>,
-    units: &Regs<u32>,
-    left: &mut Regs<U32x4>,
-    step: u32,
-    half: u32,
-    k: u32,
-) {
-    #[unroll]
-    for i in 0u32..2 {
-        let run = half * 2 + i;
-        let low = eight_of(decode, ring, sides, units[0u32], step, 0, run / (UNIT / 8), run % (UNIT / 8), k);
-        let high = eight_of(decode, ring, sides, units[1u32], step, 1, run / (UNIT / 8), run % (UNIT / 8), k);
-        left[run * 2] = u32x4(low.x, high.x, low.y, high.y);
-        left[run * 2 + 1] = u32x4(low.z, high.z, low.w, high.w);
-    }
+    wgmma_commit();
 }
 
 /// `out = x · Wᵀ` as in [`gemm`](super::warps::gemm), of a slice a block: the blocks of a cluster have the slices of a
-/// tile.
-#[kernel(block = T.ACROSS * 32, min_blocks = T.RESIDENT, dependent, dynamic_shared, cluster = T.SLICES, slots(
+/// tile. Sorted pairs are the other kernel's, and `order` is nobody's.
+#[kernel(block = T.ACROSS * 32 + 32, min_blocks = T.RESIDENT, dependent, dynamic_shared, cluster = T.SLICES, slots(
     side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
-pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, const PAIRS: u32, O: Float>(
+pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
     weights: GemmWeights,
-    rows: GemmRows,
+    x: Tiles<H>,
+    k: u32,
+    order: Input<u32>,
+    rows: u32,
     out: Output<O>,
     outputs: u32,
     by_stride: u32,
-    k: u32,
 ) {
-    require!(T.ROWS % 32 == 0 && T.ROWS <= 128 && T.ACROSS % 4 == 0 && T.ROWS % (T.ACROSS * 2) == 0);
-    require!(T.TILES == 1 && T.HELD == 1 && T.STAGES >= 2 && (T.UNIT == 8 || T.UNIT == 16 || T.UNIT == 32));
+    require!(T.ROWS % 32 == 0 && T.ROWS <= 128 && T.ACROSS % 4 == 0 && T.ACROSS <= T.X_STAGES * 4);
+    require!(T.PAIRS == 0 && T.HELD == 1 && T.STAGES >= 2 && T.X_STAGES >= 2 && T.UNIT >= 8 && (T.RAW || T.UNIT >= 16));
     // First activations, then the sums of slices.
-    let x = shared::<BF16>(x_stages() * T.ROWS * 128);
-    let codes = shared::<U32x4>(T.STAGES * T.ACROSS * (2048 / T.UNIT));
+    let x_ring = shared::<H>(T.X_STAGES * T.ROWS * 128);
+    let codes = shared::<u32>(T.STAGES * T.ACROSS * 16 * row_words(T.UNIT));
     let scales = shared::<u32>(if T.SCALED { T.STAGES * T.ACROSS * 32 } else { 1 });
+    let full = shared::<u64>(T.X_STAGES);
+    let empty = shared::<u64>(T.X_STAGES);
 
     let slice = if T.SLICES > 1 { cluster_rank() } else { 0 };
     let first = first_step(slice, T.SLICES, k);
     let steps = first_step(slice + 1, T.SLICES, k) - first;
-    // No slice has more.
-    let turns = k.div_ceil(128).div_ceil(T.SLICES);
     let of_warp = if GEGLU { 8u32 } else { 16u32 };
     let first_output = block_idx_y() / T.SLICES * T.ACROSS * of_warp;
-    let warp_output = first_output + warp_id() * of_warp;
-    let code_stage = T.ACROSS * (2048 / T.UNIT);
+    let code_stage = T.ACROSS * 16 * row_words(T.UNIT);
     let scale_stage = if T.SCALED { T.ACROSS * 32 } else { 0 };
+    let multiplies = warp_id() < T.ACROSS;
     let ring = GemmRing {
-        x,
-        codes: codes.offset(warp_id() * (2048 / T.UNIT)),
+        codes: codes.offset(warp_id() * 16 * row_words(T.UNIT)),
         scales: scales.offset(if T.SCALED { warp_id() * 32 } else { 0 }),
     };
 
+    let copied = copied_place(ring);
+    let read = read_place(ring);
+
     grid_launch_dependents();
-    let mut units = regs(0u32, 2);
-    if PAIRS == 0 {
-        row_units(&mut units, warp_output, 0, outputs, k);
+    let own_weights = own_rows(first_output + warp_id() * of_warp, 0, outputs);
+    let mut aim = regs(0u32, 6);
+    if multiplies {
+        aim_own_rows(&mut aim, own_weights, first, k);
         #[unroll]
         for stage in 0u32..T.STAGES - 1 {
-            let wanted = stage < steps;
-            copy_weights(weights, ring, stage * code_stage, stage * scale_stage, &units, first + stage, wanted, k);
+            copy_weights(weights, staged(copied, stage * code_stage, stage * scale_stage), &mut aim, stage < steps);
             cp_async_commit();
         }
     }
+    if thread_idx() == 0 {
+        #[unroll]
+        for stage in 0u32..T.X_STAGES {
+            mbarrier_init(full, stage, 1);
+            mbarrier_init(empty, stage, T.ACROSS);
+        }
+        fence_proxy_async();
+    }
+    barrier();
     grid_dependency_wait();
 
-    let mut end = rows.count;
-    let mut first_row = block_idx() * T.ROWS;
-    if PAIRS > 0 {
-        end = 0;
-        if block_idx() < rows.groups[0u32].x {
-            let group = rows.groups[block_idx() + 1];
-            first_row = group.x;
-            end = group.y;
-            row_units(&mut units, warp_output, group.z * if GEGLU { 2 * outputs } else { outputs }, outputs, k);
-        }
-    }
-    // The whole cluster leaves: there are no such rows.
-    if first_row >= end {
-        return;
-    }
-    if PAIRS > 0 {
-        #[unroll]
-        for stage in 0u32..T.STAGES - 1 {
-            let wanted = stage < steps;
-            copy_weights(weights, ring, stage * code_stage, stage * scale_stage, &units, first + stage, wanted, k);
-            cp_async_commit();
-        }
-    }
+    let first_row = block_idx() * T.ROWS;
 
-    let mut held = regs(U32x4::ZERO, T.ROWS / (T.ACROSS * 2));
-    fetch_activations(&mut held, rows, first_row, end, first, k);
-    arrange_activations(x, &held);
-    fence_proxy_async();
-    if steps > 1 {
-        fetch_activations(&mut held, rows, first_row, end, first + 1, k);
-    }
-    let mut sides = regs(U32x4::ZERO, 2 * (32 / T.UNIT));
-    if !T.SCALED {
-        load_sides(side, &mut sides, &units, first, k);
-    }
-    let mut left = regs(U32x4::ZERO, 8);
-    let mut sums = regs(0.0f32, T.ROWS / 2);
-    let mut stage = 0u32;
     let mut x_stage = 0u32;
-    for turn in 0..turns {
-        cp_async_wait(T.STAGES - 2);
-        // This step is there for all, and the products of the last step but one are done.
-        barrier();
-        let x_next = if x_stage + 1 == x_stages() { 0 } else { x_stage + 1 };
-        arrange_activations(x.offset(x_next * T.ROWS * 128), &held);
-        // The fence waits for loads too: it comes before the next ones.
-        fence_proxy_async();
-        let ahead = turn + T.STAGES - 1;
-        let slot = if stage == 0 { T.STAGES - 1 } else { stage - 1 };
-        copy_weights(weights, ring, slot * code_stage, slot * scale_stage, &units, first + ahead, ahead < steps, k);
-        cp_async_commit();
-        if turn + 2 < steps {
-            fetch_activations(&mut held, rows, first_row, end, first + turn + 2, k);
+    let mut sums = regs(0.0f32, T.ROWS / 2);
+    if multiplies {
+        let mut sides = regs(U32x4::ZERO, if T.RAW { 1 } else { 2 * (32 / T.UNIT) });
+        if !T.RAW {
+            load_sides(side, &mut sides, own_weights, first, k);
         }
-        if turn < steps {
-            let now = GemmRing {
-                x: x.offset(x_stage * T.ROWS * 128),
-                codes: ring.codes.offset(stage * code_stage),
-                scales: ring.scales.offset(stage * scale_stage),
-            };
-            #[unroll]
-            for half in 0u32..2 {
+        let mut left = regs(0u32, 32);
+        let mut stage = 0u32;
+        let mut parity = 0u32;
+        let mut last = T.X_STAGES;
+        for step in 0u32..steps {
+            cp_async_wait(T.STAGES - 2);
+            warp_barrier();
+            let ahead = step + T.STAGES - 1;
+            let slot = if stage == 0 { T.STAGES - 1 } else { stage - 1 };
+            copy_weights(weights, staged(copied, slot * code_stage, slot * scale_stage), &mut aim, ahead < steps);
+            cp_async_commit();
+            let now = staged(read, stage * code_stage, stage * scale_stage);
+            let x_now = x_ring.offset(x_stage * T.ROWS * 128);
+            if T.RAW {
                 // The products of the half before the last have read their left operands.
                 wgmma_wait(1, &mut sums);
-                decode_half(decode, now, &sides, &units, &mut left, first + turn, half, k);
-                wgmma_fence(&mut sums);
-                #[unroll]
-                for i in 0u32..4 {
-                    wgmma_bf16_held(&mut sums, left[half * 4 + i], now.x.offset(half * T.ROWS * 64 + i * 16));
-                }
-                wgmma_commit();
+                decode_block(decode, now, &mut left, 0);
+                decode_block(decode, now, &mut left, 1);
+                mbarrier_wait(full, x_stage, parity);
+                multiply_blocks(&mut sums, &left, x_now, 0, 2);
+                wgmma_wait(1, &mut sums);
+                decode_block(decode, now, &mut left, 2);
+                decode_block(decode, now, &mut left, 3);
+            } else {
+                wgmma_wait(0, &mut sums);
+                decode_and_exchange(decode, now, &sides, own_weights, &mut left, first + step, k);
+                mbarrier_wait(full, x_stage, parity);
             }
-            if !T.SCALED && turn + 1 < steps {
-                load_sides(side, &mut sides, &units, first + turn + 1, k);
+            // The products of the step before have read its activations.
+            warp_barrier();
+            if lane_id() == 0 && last < T.X_STAGES {
+                mbarrier_arrive(empty, last);
+            }
+            multiply_blocks(&mut sums, &left, x_now, if T.RAW { 2 } else { 0 }, 4);
+            if !T.RAW && step + 1 < steps {
+                load_sides(side, &mut sides, own_weights, first + step + 1, k);
+            }
+            last = x_stage;
+            stage = if stage + 1 == T.STAGES { 0 } else { stage + 1 };
+            x_stage += 1;
+            if x_stage == T.X_STAGES {
+                x_stage = 0;
+                parity = 1 - parity;
             }
         }
-        stage = if stage + 1 == T.STAGES { 0 } else { stage + 1 };
-        x_stage = x_next;
+        wgmma_wait(0, &mut sums);
+    } else if lane_id() == 0 {
+        let mut parity = 1u32;
+        for step in 0u32..steps {
+            mbarrier_wait(empty, x_stage, parity);
+            mbarrier_arrive_expect(full, x_stage, T.ROWS * 256);
+            #[unroll]
+            for i in 0u32..T.ROWS / 16 {
+                let half = i / (T.ROWS / 32);
+                let row = first_row + i % (T.ROWS / 32) * 32;
+                let to = x_stage * T.ROWS * 128 + i * 2048;
+                tile_load(x_ring, to, x, (first + step) * 128 + half * 64, row, full, x_stage);
+            }
+            x_stage += 1;
+            if x_stage == T.X_STAGES {
+                x_stage = 0;
+                parity = 1 - parity;
+            }
+        }
     }
-    wgmma_wait(0, &mut sums);
 
     let mut fragments = regs(F32x4::ZERO, T.ROWS / 8);
     #[unroll]
     for n in 0u32..T.ROWS / 8 {
         fragments[n] = f32x4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3]);
     }
-    let to = GemmOut::<O> { out, order: rows.order, first_row, end, outputs, by_stride };
-    store_sums(epilogue, x, &fragments, to, first_output);
+    let to = GemmOut::<O> { out, order, first_row, end: rows, outputs, by_stride };
+    store_sums(epilogue, x_ring, &fragments, to, first_output);
 }

@@ -350,7 +350,7 @@ pub fn product_decoding<
                     wgmma_fence(&mut sums);
                     #[unroll]
                     for i in 0u32..4 {
-                        wgmma_bf16_held(&mut sums, left[part % 2 * 4 + i], x_tile_of_step.offset(i * 16));
+                        wgmma_b16_held(&mut sums, left[part % 2 * 4 + i], x_tile_of_step, i * 16);
                     }
                     wgmma_commit();
                     bring_activations(

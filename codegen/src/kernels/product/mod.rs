@@ -27,19 +27,20 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
+use crate::kernels::attention::tensor::pack_pair;
 use crate::kernels::matvec::formats::format;
 
-/// Eight values of f32 rows to bf16, a thread. `width` is a multiple of 8.
+/// Eight values of f32 rows to 16-bit floats, bf16 where BF, a thread. `width` is a multiple of 8.
 #[kernel(block = 256)]
-pub fn round_rows(x: Input<f32>, state: Input<u32>, out: Output<BF16>, width: u32) {
+pub fn round_rows<const BF: bool, O: Float>(x: Input<f32>, state: Input<u32>, out: Output<O>, width: u32) {
     for at in ((block_idx() * 256 + thread_idx()) * 8..state[1u32] * width).by(grid_dim() * 2048) {
         let low = load::<F32x4>(x, at);
         let high = load::<F32x4>(x, at + 4);
         let packed = u32x4(
-            pack_bf16(low.x, low.y),
-            pack_bf16(low.z, low.w),
-            pack_bf16(high.x, high.y),
-            pack_bf16(high.z, high.w),
+            pack_pair(low.x, low.y),
+            pack_pair(low.z, low.w),
+            pack_pair(high.x, high.y),
+            pack_pair(high.z, high.w),
         );
         store(out, at, packed);
     }
@@ -333,7 +334,7 @@ impl Product {
     }
 }
 
-/// Rows of f32 to bf16, on any grid.
-pub fn round_rows_instance() -> Result<Instance, InstanceError> {
-    round_rows::Chosen {}.build()
+/// Rows of f32 to a 16-bit float, on any grid.
+pub fn round_rows_instance(to: ElementType) -> Result<Instance, InstanceError> {
+    round_rows::Chosen { BF: to == ElementType::BF16, O: to }.build()
 }

@@ -164,7 +164,7 @@ pub fn add_patch_values<const VALUES: u32>(
             pack_bf16(weights[step * 8 + 4], weights[step * 8 + 5]),
             pack_bf16(weights[step * 8 + 6], weights[step * 8 + 7]),
         );
-        wgmma_bf16_held(sums, fragment, values.offset(step / 4 * VALUES * 64 + step % 4 * 16));
+        wgmma_b16_held(sums, fragment, values, step / 4 * VALUES * 64 + step % 4 * 16);
     }
     wgmma_commit();
     wgmma_wait(0, sums);
