@@ -1,5 +1,6 @@
-//! Values that are no numbers: infinity and NaN, in any format. A file has them where it is damaged, and one of them
-//! makes everything behind it useless.
+//! Values that are no numbers: infinity and NaN, in any format, and codes whose factor is so large that a half, to which
+//! products may decode them, would be infinite. A file has them where it is damaged, and one of them makes everything
+//! behind it useless.
 
 use crate::layout::{Codes, DType, Layout, Minimum, Scale};
 
@@ -17,13 +18,29 @@ pub fn first_not_finite(dtype: DType, blocks: &[u8]) -> Option<usize> {
         };
     }
     let (factor, addend) = halves(layout);
-    let is_odd = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & HALF == HALF;
-    let odd = |block: &[u8]| is_odd(block, factor) || addend.is_some_and(|addend| is_odd(block, addend));
+    let most = largest_factor(layout);
+    let magnitude = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & !SIGN;
+    let odd =
+        |block: &[u8]| magnitude(block, factor) > most || addend.is_some_and(|addend| magnitude(block, addend) >= HALF);
     Some(blocks.chunks_exact(layout.bytes).position(odd)? * layout.len)
 }
 
-/// The exponent of a half.
+/// The exponent of a half, and its sign.
 const HALF: u16 = 0x7c00;
+const SIGN: u16 = 0x8000;
+
+/// The largest half that a block may have as its factor: the largest of all, or, where it is the only factor, the
+/// largest whose products with all codes are halves, too.
+fn largest_factor(layout: &Layout) -> u16 {
+    match (layout.scale, layout.codes) {
+        // 65504 / 128 and 127, / 8 and / 16, rounded down.
+        (Scale::Half { .. }, Codes::Signed { .. }) => 0x5fff,
+        (Scale::Half { .. }, Codes::Table { .. }) => 0x6007,
+        (Scale::Half { .. }, Codes::Unsigned { zero: 8, .. }) => 0x6fff,
+        (Scale::Half { .. }, Codes::Unsigned { zero: 16, .. }) => 0x6bff,
+        _ => HALF - 1,
+    }
+}
 
 /// The first of floats of N bytes whose exponent, in its two upper bytes, is all ones.
 fn first_float<const N: usize>(values: &[u8], exponent: u16) -> Option<usize> {
@@ -59,10 +76,24 @@ mod tests {
     fn what_is_found_is_what_the_decoder_makes_no_number_of() {
         for (dtype, filler) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 0x11), (dtype, 0x91)]) {
             let layout = dtype.layout();
-            for (at, upper) in (0..layout.bytes).flat_map(|at| [0x7c, 0x7f, 0xfc, 0xff, 0x7b, 0x80].map(|b| (at, b))) {
+            // The largest code of types whose only factor is a half, which lies at the start.
+            let code = match dtype {
+                DType::Q8_0 => 128.0,
+                DType::IQ4NL => 127.0,
+                DType::Q4_0 => 8.0,
+                DType::Q5_0 => 16.0,
+                _ => 0.0,
+            };
+            let is_large =
+                |block: &[u8]| half::f16::from_le_bytes([block[0], block[1]]).to_f32().abs() * code > 65504.0;
+            for (at, upper) in (0..layout.bytes).flat_map(|at| {
+                [0x7c, 0x7f, 0xfc, 0xff, 0x7b, 0x80, 0x5f, 0x60, 0xe0, 0x6b, 0x6c, 0x6f, 0x70].map(|b| (at, b))
+            }) {
                 let mut blocks = vec![filler; layout.bytes * 3];
                 blocks[layout.bytes + at] = upper;
-                let is_odd = |block: &[u8]| (0..layout.len).any(|i| !reference::value(layout, block, i).is_finite());
+                let is_odd = |block: &[u8]| {
+                    is_large(block) || (0..layout.len).any(|i| !reference::value(layout, block, i).is_finite())
+                };
                 let expected = blocks.chunks(layout.bytes).position(is_odd).map(|block| block * layout.len);
                 assert_eq!(
                     first_not_finite(dtype, &blocks),

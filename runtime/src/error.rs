@@ -50,7 +50,7 @@ pub enum RuntimeError {
     NoSuchProgram { key: String, known: String },
     #[error("the plan needs {needed} bytes on {gpu}, {free} are free: {advice}")]
     OutOfDeviceMemory { gpu: String, needed: u64, free: u64, advice: &'static str },
-    #[error("value {value} of {tensor} is infinite or NaN: the model's file is damaged")]
+    #[error("value {value} of {tensor} is infinite, NaN or too large for 16 bits: the model's file is damaged")]
     NoNumber { tensor: String, value: u64 },
     #[error("a row of {tensor} has {bytes} bytes, {most} at most can be loaded at once")]
     LongRow { tensor: String, bytes: usize, most: usize },
