@@ -30,17 +30,19 @@ pub fn own_rows<const GEGLU: bool>(output: u32, first: u32, outputs: u32) -> U32
 /// Where a lane copies the weights of its rows from: for each, words of codes (0, 1) and the row's last unit (2, 3);
 /// scales (4), of which it brings one word, and their row's last (5). Steps begin at `step`.
 #[device]
-pub fn aim_own_rows<const UNIT: u32>(aim: &mut Regs<u32>, rows: U32x2, step: u32, k: u32) {
+pub fn aim_own_rows<const UNIT: u32, const SCALED: bool>(aim: &mut Regs<u32>, rows: U32x2, step: u32, k: u32) {
     let quad = lane_id() % 4;
     let start = (step * (128 / UNIT) + quad) * 4;
     aim[0u32] = rows.x * (k / UNIT * 4) + start;
     aim[1u32] = rows.y * (k / UNIT * 4) + start;
     aim[2u32] = (rows.x + 1) * (k / UNIT * 4) - 4;
     aim[3u32] = (rows.y + 1) * (k / UNIT * 4) - 4;
-    // The first two lanes of a quad bring row g's scales, the others row g + 8's.
-    let row = if quad >= 2 { rows.y } else { rows.x };
-    aim[4u32] = row * (k / 64) + step * 2 + quad % 2;
-    aim[5u32] = (row + 1) * (k / 64) - 1;
+    if SCALED {
+        // The first two lanes of a quad bring row g's scales, the others row g + 8's.
+        let row = if quad >= 2 { rows.y } else { rows.x };
+        aim[4u32] = row * (k / 64) + step * 2 + quad % 2;
+        aim[5u32] = (row + 1) * (k / 64) - 1;
+    }
 }
 
 /// A warp's ring of weights from where a lane copies its quarter of two rows to.
