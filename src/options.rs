@@ -181,3 +181,20 @@ pub fn target_of(gpu: &machine::Gpu) -> Result<Gpu, Error> {
     let older = || Error::Option(format!("{} is older than any architecture kernels are made for", gpu.name));
     Gpu::of_device(&facts).ok_or_else(older)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_sequences_on_hopper_have_16_bit_operands_unless_that_is_switched_off() {
+        let of =
+            |arch: Arch, sequences: u32| Options { gpus: vec![Gpu::of_arch(arch)], sequences, ..Options::default() };
+        let is_off = |options: Options| options.passes_off().expect("passes there are").iter().any(|name| name == GEMM);
+        assert!(is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS - 1)));
+        assert!(!is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS)));
+        assert!(!is_off(of(Arch::Sm90a, 1).with(&[GEMM])));
+        assert!(is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS).without(&[GEMM])));
+        assert!(is_off(of(Arch::Sm80, SEQUENCES_IN_16_BITS)));
+    }
+}

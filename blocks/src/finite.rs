@@ -1,6 +1,6 @@
-//! Values that are no numbers: infinity and NaN, in any format, and codes whose factor is so large that a half, to which
-//! products may decode them, would be infinite. A file has them where it is damaged, and one of them makes everything
-//! behind it useless.
+//! Values that are no numbers: infinity and NaN, in any format, and codes whose factor is so large that a half, to
+//! which products may decode them, would be infinite. A file has them where it is damaged, and one of them makes
+//! everything behind it useless.
 
 use crate::layout::{Codes, DType, Layout, Minimum, Scale};
 

@@ -104,8 +104,8 @@ pub struct Args {
     #[arg(long = "disable-pass", value_name = "NAME")]
     disable_pass: Vec<String>,
 
-    /// Run a compiler pass that is off unless it is asked for: `bf16-copies` (the same as --bf16-copies), `gemm`. May
-    /// be repeated.
+    /// Run a compiler pass that is off unless it is asked for: `bf16-copies` (the same as --bf16-copies), `gemm` (on
+    /// for 64 sequences or more on Hopper). May be repeated.
     #[arg(long = "enable-pass", value_name = "NAME")]
     enable_pass: Vec<String>,
 

@@ -117,7 +117,8 @@ fn a_model_that_cannot_be_compiled() {
     assert_text!("errors", "compile", faults.texts);
 }
 
-/// A factor that is infinite, and one that is NaN: of a matrix, of the table of embeddings.
+/// A factor that is infinite, one that is NaN, and one whose products are no halves: of matrices, of the table of
+/// embeddings.
 #[test]
 fn a_weight_that_is_no_number() {
     let mut faults = Faults::new();
@@ -126,7 +127,11 @@ fn a_weight_that_is_no_number() {
         let file = Gguf::open(faults.place.path("model.gguf")).expect("a model");
         file.tensor(name).expect("a tensor").offset as usize
     };
-    let places = [("infinite", "blk.1.ffn_down.weight", 34 * 1000, 0x7c00u16), ("nan", "token_embd.weight", 0, 0xfe01)];
+    let places = [
+        ("infinite", "blk.1.ffn_down.weight", 34 * 1000, 0x7c00u16),
+        ("nan", "token_embd.weight", 0, 0xfe01),
+        ("large", "blk.0.ffn_up.weight", 34, 0xe000),
+    ];
     for (name, tensor, block, half) in places {
         let at = offset(tensor) + block;
         let damaged = [&good[..at], &half.to_le_bytes(), &good[at + 2..]].concat();
@@ -135,6 +140,7 @@ fn a_weight_that_is_no_number() {
     }
     faults.record_refusal("run infinite.bin -p hello");
     faults.record_refusal("run nan.bin -p hello");
+    faults.record_refusal("run large.bin -p hello");
     faults.record_refusal("bench infinite.bin -p 16 -n 4");
     assert_text!("errors", "weights", faults.texts);
 }

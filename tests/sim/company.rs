@@ -118,7 +118,7 @@ fn several_splits_in_company() {
     }
 }
 
-/// With bf16 operands: up to sixteen rows by warps, more by warpgroups.
+/// With 16-bit operands: up to eight rows by warps, more by warpgroups.
 #[test]
 fn rows_of_16_bits_in_company() {
     let target = Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8);

@@ -1,5 +1,5 @@
-//! Cases of the product with one arithmetic, by warps and by warpgroups: every type, tiles that are full and not, slices
-//! in a block and in clusters, gates, sorted pairs of experts, rows past the end of a batch.
+//! Cases of the product with one arithmetic, by warps and by warpgroups: every type, tiles that are full and not,
+//! slices in a block and in clusters, gates, sorted pairs of experts, rows past the end of a batch.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -177,6 +177,9 @@ pub fn shapes() -> Vec<Case> {
     let wide = Shape { stages: 3, ..FEW };
     vec![
         Problem::new(in_f16(q4(19, 192)), [7, 5]).case(FEW),
+        // Shorter than the 64 values of a word of scales.
+        Problem::new(q4(19, 32), [3, 3]).case(FEW),
+        Problem::new(of(DType::BF16, 19, 32), [3, 3]).case(FEW),
         Problem::new(in_f16(q8(70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
         Problem::new(with_add, [7, 5]).case(FEW),
         Problem::new(q8(70, 160), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),

@@ -64,6 +64,7 @@ pub fn entries() -> Vec<Case> {
         routing(of(1056, 40, 8, bf16.and(floats)), 1, 1, 2),
         routing(of(96, 16, 4, bf16.and(int8).and(floats)), 3, 2, 1),
         routing(of(96, 16, 4, bf16.and(floats)), 35, 31, 1),
+        routing(of(96, 16, 4, Outputs::F16), 5, 4, 2),
         routing(of(96, 16, 4, int8), 5, 5, 2),
         // Eleven warps, each with whole chunks of a row, in three blocks.
         routing(of(1408, 24, 4, int8.and(floats)), 1, 1, 3),

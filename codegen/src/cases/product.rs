@@ -2,7 +2,7 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
+use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
 use super::matvec::random_planes;
 use super::{grouped, wgmma};
@@ -121,17 +121,22 @@ pub fn first_rows() -> Vec<Case> {
     vec![case(1, Tile::SMALL), case(20, Tile::SMALL), case(2, Tile::MEDIUM), case(3, Tile::LARGE)]
 }
 
-/// f32 to bf16: ties, signs, and a grid that goes round.
+/// f32 to a 16-bit float: ties, signs, and a grid that goes round.
 pub fn rounding() -> Vec<Case> {
-    let case = |width: u32, rows: [usize; 2], blocks| {
+    let case = |to: ElementType, width: u32, rows: [usize; 2], blocks| {
         let all = rows[0] * width as usize;
         let mut x = Random::new(all as u64).floats(all, -300.0, 300.0);
-        // Halfway between two bf16, to the even one, which is below and above.
+        // Halfway between two bf16, to the even one, which is below and above; and between two f16.
         x[0] = f32::from_bits(0x3f80_8000);
         x[1] = f32::from_bits(0xbf81_8000);
-        let expected: Vec<BF16> = x.iter().map(|x| BF16::from_f32(*x)).collect();
-        let instance = round_rows_instance(ElementType::BF16).expect("256 threads are a block");
-        Case::new(format!("{} of {} rows of {width} to bf16, {blocks} blocks", rows[1], rows[0]), instance)
+        x[2] = f32::from_bits(0x3f80_1000);
+        x[3] = f32::from_bits(0xbf80_3000);
+        let expected = match to {
+            ElementType::F16 => Data::from(x.iter().map(|x| F16::from_f32(*x)).collect::<Vec<_>>()),
+            _ => Data::from(x.iter().map(|x| BF16::from_f32(*x)).collect::<Vec<_>>()),
+        };
+        let instance = round_rows_instance(to).expect("256 threads are a block");
+        Case::new(format!("{} of {} rows of {width} to {}, {blocks} blocks", rows[1], rows[0], to.name()), instance)
             .grid([blocks, 1, 1])
             .buffer("x", x)
             .buffer("state", vec![0, rows[1] as u32, 0])
@@ -139,5 +144,6 @@ pub fn rounding() -> Vec<Case> {
             .expect("out", expected, Bound::Exact)
             .except(rows[1] * width as usize..all)
     };
-    vec![case(32, [3, 2], 1), case(704, [7, 7], 2)]
+    let bf16 = ElementType::BF16;
+    vec![case(bf16, 32, [3, 2], 1), case(bf16, 704, [7, 7], 2), case(ElementType::F16, 704, [7, 6], 2)]
 }

@@ -36,3 +36,46 @@ pub fn of(graph: &Graph, read: &ReadFloats<'_>) -> Result<HashSet<NodeId>, Lower
     }
     Ok(bounded)
 }
+
+#[cfg(test)]
+mod tests {
+    use gemma4c_blocks::DType::F32;
+    use gemma4c_graph::{Builder, Cache};
+
+    use super::*;
+
+    /// Norms of four values with weights as large as `largest`, and attention over them.
+    fn bounded(largest: f32) -> [bool; 4] {
+        let mut g = Builder::new();
+        let (table, weight) = (g.weight("token_embd.weight", F32, &[4, 9]), g.weight("norm.weight", F32, &[4]));
+        let tokens = g.tokens();
+        let embedded = g.gather(table, tokens);
+        let (weighted, plain) = (g.rms_norm(embedded, Some(weight), 1e-6), g.rms_norm(embedded, None, 1e-6));
+        g.set_layer(Some(0));
+        let cache = |g: &mut Builder| g.cache(Cache { layer: 0, kv_heads: 1, head_dim: 4, window: None });
+        let (of_norms, of_embedding) = (cache(&mut g), cache(&mut g));
+        let normed = g.kv_append(of_norms, embedded, weighted);
+        let raw = g.kv_append(of_embedding, plain, embedded);
+        let (over_norms, over_embedding) = (g.attention(plain, normed, 1), g.attention(plain, raw, 1));
+        let both = g.add(over_norms, over_embedding);
+        let logits = g.matmul(table, both);
+        g.output(logits);
+        let graph = g.finish().expect("a graph");
+        let found = of(&graph, &|_| Ok(vec![0.5, -largest, 0.0, 1.0])).expect("weights that can be read");
+        let is = |kind: fn(&Op) -> bool, at: usize| {
+            let all = graph.nodes.iter().enumerate().filter(|(_, node)| kind(&node.op));
+            found.contains(&NodeId(all.map(|(at, _)| at as u32).nth(at).expect("the node is there")))
+        };
+        let norm: fn(&Op) -> bool = |op| matches!(op, Op::RmsNorm { .. });
+        let attention: fn(&Op) -> bool = |op| matches!(op, Op::Attention { .. });
+        [is(norm, 0), is(norm, 1), is(attention, 0), is(attention, 1)]
+    }
+
+    #[test]
+    fn norms_are_bounded_by_their_weights_and_attention_by_its_values() {
+        assert_eq!(bounded(16383.0), [true, true, true, false]);
+        // Twice that is no less than the limit.
+        assert_eq!(bounded(16384.0), [false, true, false, false]);
+        assert_eq!(bounded(f32::INFINITY), [false, true, false, false]);
+    }
+}

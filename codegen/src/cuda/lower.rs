@@ -145,8 +145,10 @@ fn lower_with(
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
     let fixed = FixedPlaces::reserve(model, options, extras.capacity, decode_rows);
-    let bounded = bounds::of(graph, read)?;
-    let can = Abilities { bounded, ..abilities(options, extras.copies) };
+    let mut can = abilities(options, extras.copies);
+    if !options.disabled.iter().any(|name| name == target_passes::gemm::PASS.name) {
+        can.bounded = bounds::of(graph, read)?;
+    }
     let kv_layout = memory::kv_layout(graph, &can, extras.capacity);
     let mut common = Common {
         weights: Weights::new(model.weights, extras.on_host.to_vec()),

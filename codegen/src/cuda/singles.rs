@@ -1,6 +1,6 @@
 //! Gathers, and operations that no pass has fused: each a launch of its own, plainly and in f32.
 
-use gemma4c_dsl::Filled;
+use gemma4c_dsl::{ElementType, Filled};
 use gemma4c_graph::{CacheId, Elem, Form as ValueForm, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
 use gemma4c_plan::cuda::{Form, Range, Region};
 
@@ -14,7 +14,6 @@ use crate::kernels::tower::sound;
 use crate::kernels::values::value_arguments;
 use crate::kernels::{gather, norm, per_layer, quantise, tower};
 use crate::passes::product_of;
-use gemma4c_dsl::ElementType;
 
 const ALONE: &str = "not fused: the plain kernel";
 

@@ -1,5 +1,6 @@
 //! The forms in which row kernels write their results: f32 for kernels that compute with them, bf16 for prefill's
-//! products, f16 for those that are known to be bounded, int8 for the integer products. One kernel may write several forms, so that no launch only converts a row.
+//! products, f16 for products of values that are known to be bounded, int8 for the integer products. One kernel may
+//! write several forms, so that no launch only converts a row.
 //!
 //! A kernel takes the forms as a config ([`OutputForms`]) and their buffers as a view ([`OutputRows`]). The buffer of a
 //! form that an instance does not write is empty: the compiled instance never touches it.

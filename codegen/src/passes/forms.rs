@@ -1,6 +1,6 @@
-//! The form of every value in memory: f32, bf16, f16 or int8 codes with scales. A producer writes what its readers want, as
-//! far as its kernel can; what a reader cannot do without and its producer does not write is converted by a launch of
-//! its own.
+//! The form of every value in memory: f32, bf16, f16 or int8 codes with scales. A producer writes what its readers
+//! want, as far as its kernel can; what a reader cannot do without and its producer does not write is converted by a
+//! launch of its own.
 
 use std::collections::HashMap;
 

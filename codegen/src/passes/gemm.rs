@@ -2,8 +2,8 @@
 //! ([`gemm`](crate::kernels::gemm)), so that a row has the same bits in any batch.
 //!
 //! The pass decides it for the whole plan: norms are then launches of their own, which write 16 bits once for all
-//! blocks, and experts multiply sorted rows, as in prefill. Many rows are faster with it, up to twice; fewer than 16 are
-//! faster with int8 activations (docs/ledger.md). So it is for plans of many sequences, and for whoever asks.
+//! blocks, and experts multiply sorted rows, as in prefill. Many rows are faster with it, up to twice; fewer than 16
+//! are faster with int8 activations (docs/ledger.md). So it is for plans of many sequences, and for whoever asks.
 
 use gemma4c_graph::Kind;
 use gemma4c_graph::passes::Log;

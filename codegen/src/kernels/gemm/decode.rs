@@ -32,8 +32,8 @@ pub fn raw_q8_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     u32x4(raw_pair(word, 0, factor, offset), raw_pair(word, 2, factor, offset), 0, 0)
 }
 
-/// Both nibbles of bytes 0, 2, 1 and 3 in f16. A lower one in the mantissa of 1024 is 1024 + n, an upper one 1024 + 16 n;
-/// everything is exact until the last operation.
+/// Both nibbles of bytes 0, 2, 1 and 3 in f16. A lower one in the mantissa of 1024 is 1024 + n, an upper one
+/// 1024 + 16 n; everything is exact until the last operation.
 #[device]
 pub fn halves_q4_0(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     let factor = byte_perm(side.x, 0, if unit % 2 == 1 { 0x3232 } else { 0x1010 });
@@ -164,8 +164,8 @@ pub fn decode_block<const UNIT: u32, const BF: bool>(ring: GemmRing, left: &mut 
     }
 }
 
-/// The left operands of all products of a step, of a type that is not RAW: lane s has units s, and of 16 values also s +
-/// 4. A collective of the warp.
+/// The left operands of all products of a step, of a type that is not RAW: lane s has unit s and, where units have 16
+/// values, s + 4. A collective of the warp.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
 pub fn decode_and_exchange<const UNIT: u32>(
     ring: GemmRing,

@@ -11,8 +11,8 @@
 //! `wgmma`; [`warpgroups`] that of more.
 //!
 //! **The arithmetic.** Weights are decoded to f16 and activations arrive in it, where none can be too large for that
-//! (after a norm, after attention) and codes have an f16 scale; else both are bf16. f16 rounds eight times finer, and
-//! takes half the instructions a weight. K is cut in slices, whose number follows from the matrix alone
+//! (after a norm, after attention) and codes have an f16 scale; else both are bf16. f16 rounds eight times finer, and a
+//! step takes a quarter fewer instructions. K is cut in slices, whose number follows from the matrix alone
 //! ([`slices`](shape::slices)). A slice is one chain of products of 16 values into f32 accumulators, from zero, in the
 //! order of K; the slices' sums are added in order. Nothing of this depends on the number of rows or on the tile, and
 //! columns of a product do not mix, so a row has the same bits alone and in any batch.

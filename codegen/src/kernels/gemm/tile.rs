@@ -45,18 +45,24 @@ pub fn aim_own_rows<const UNIT: u32, const SCALED: bool>(aim: &mut Regs<u32>, ro
     }
 }
 
-/// A warp's ring of weights from where a lane copies its quarter of two rows to.
+/// A warp's part of the first stage.
+#[device]
+pub fn warp_ring<const UNIT: u32, const SCALED: bool>(codes: Shared<u32>, scales: Shared<u32>) -> GemmRing {
+    GemmRing {
+        codes: codes.offset(warp_id() * 16 * row_words(UNIT)),
+        scales: scales.offset(if SCALED { warp_id() * 32 } else { 0 }),
+    }
+}
+
+/// A warp's ring from where a lane copies its quarter of two rows to.
 #[device]
 pub fn copied_place<const UNIT: u32, const SCALED: bool>(ring: GemmRing) -> GemmRing {
     let quad = lane_id() % 4;
     let scale = (quad / 2 * 8 + lane_id() / 4) * 2 + quad % 2;
-    GemmRing {
-        codes: ring.codes.offset(lane_id() / 4 * row_words(UNIT) + quad * 4),
-        scales: ring.scales.offset(if SCALED { scale } else { 0 }),
-    }
+    staged(ring, lane_id() / 4 * row_words(UNIT) + quad * 4, if SCALED { scale } else { 0 })
 }
 
-/// A warp's ring of weights from where a lane reads what it decodes: the words that have its values, or a unit.
+/// A warp's ring from where a lane reads what it decodes: the words that have its values, or a unit.
 #[device]
 pub fn read_place<const UNIT: u32, const RAW: bool, const SCALED: bool>(ring: GemmRing) -> GemmRing {
     let quad = lane_id() % 4;
@@ -64,20 +70,17 @@ pub fn read_place<const UNIT: u32, const RAW: bool, const SCALED: bool>(ring: Ge
     if RAW {
         word = if UNIT >= 16 { quad / 2 } else { quad * (8 / UNIT) };
     }
-    GemmRing {
-        codes: ring.codes.offset(lane_id() / 4 * row_words(UNIT) + word),
-        scales: ring.scales.offset(if SCALED { lane_id() / 4 * 2 } else { 0 }),
-    }
+    staged(ring, lane_id() / 4 * row_words(UNIT) + word, if SCALED { lane_id() / 4 * 2 } else { 0 })
 }
 
-/// A stage of the ring.
+/// The ring from so many words of codes and scales on: a stage.
 #[device]
 pub fn staged(ring: GemmRing, codes: u32, scales: u32) -> GemmRing {
     GemmRing { codes: ring.codes.offset(codes), scales: ring.scales.offset(scales) }
 }
 
-/// Issues the copies of a step's codes and scales to `ring`, a [`copied_place`] of a stage, where that step is `wanted`,
-/// and moves on to the next. Past the end of a row its last unit stands for those that there are not.
+/// Issues the copies of a step's codes and scales to `ring`, a [`copied_place`] of a stage, where that step is
+/// `wanted`, and moves on to the next. Past the end of a row its last unit stands for those that there are not.
 #[device]
 pub fn copy_weights<const UNIT: u32, const SCALED: bool, const WHOLE: bool>(
     weights: GemmWeights,

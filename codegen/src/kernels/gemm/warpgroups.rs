@@ -1,12 +1,12 @@
 //! The product by warpgroups on Hopper: the arithmetic of [`gemm`](super::warps::gemm).
 //!
 //! ```text
-//! codes and scales ──► cp.async, by whoever decodes them ──► ring of STAGES steps ──► 16 bits in registers, left operand ─┐
-//! rows of activations ──► bulk copies, by a warp of its own ──► ring of X_STAGES steps, right operand ─────────────────┴─► wgmma
+//! codes and scales ──► cp.async, by whoever decodes them ──► ring of STAGES steps ──► 16 bits in registers ─┐
+//! rows of activations ──► bulk copies, by a warp of its own ──► ring of X_STAGES steps ──────────────────────┴─► wgmma
 //! ```
 //!
-//! A warp has 16 rows of the matrix and a ring of its own for their codes, so that it waits for nobody. The tensor cores
-//! read activations from shared memory by themselves, once for 64 rows of the matrix; mbarriers say that a step of them
+//! A warp has 16 rows of the matrix and a ring of its own for their codes, so that it waits for nobody. The tensor
+//! cores read activations from shared memory by themselves, once for 64 rows of the matrix; mbarriers say that a step of them
 //! is there, or no longer read. While one half of a step is multiplied, the next is decoded.
 //!
 //! `wgmma` and `mma` add up 16 products alike, whatever the number of columns, so the two kernels agree to the bit.
@@ -17,8 +17,9 @@ use super::decode::{decode_and_exchange, decode_block};
 use super::sums::{GemmOut, store_sums};
 use super::tile::{
     aim_own_rows, copied_place, copy_weights, first_step, load_sides, own_rows, read_place, row_words, staged,
+    warp_ring,
 };
-use super::views::{GemmRing, GemmTile, GemmWeights};
+use super::views::{GemmTile, GemmWeights};
 
 /// Starts the products of the decoded blocks from `first` to `end` of a step. A collective of the warpgroup.
 #[device]
@@ -41,7 +42,7 @@ pub fn multiply_blocks<const ROWS: u32, H: Float>(
 }
 
 /// `out = x · Wᵀ` as in [`gemm`](super::warps::gemm), of a slice a block: the blocks of a cluster have the slices of a
-/// tile. Sorted pairs are the other kernel's, and `order` is nobody's.
+/// tile. Sorted pairs are the other kernel's: nobody reads `order`.
 #[kernel(block = T.ACROSS * 32 + 32, min_blocks = T.RESIDENT, dependent, dynamic_shared, cluster = T.SLICES, slots(
     side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
@@ -74,11 +75,7 @@ pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>
     let code_stage = T.ACROSS * 16 * row_words(T.UNIT);
     let scale_stage = if T.SCALED { T.ACROSS * 32 } else { 0 };
     let multiplies = warp_id() < T.ACROSS;
-    let ring = GemmRing {
-        codes: codes.offset(warp_id() * 16 * row_words(T.UNIT)),
-        scales: scales.offset(if T.SCALED { warp_id() * 32 } else { 0 }),
-    };
-
+    let ring = warp_ring(codes, scales);
     let copied = copied_place(ring);
     let read = read_place(ring);
 
@@ -105,7 +102,6 @@ pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>
     grid_dependency_wait();
 
     let first_row = block_idx() * T.ROWS;
-
     let mut x_stage = 0u32;
     let mut sums = regs(0.0f32, T.ROWS / 2);
     if multiplies {

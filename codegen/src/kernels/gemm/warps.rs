@@ -6,6 +6,7 @@ use super::decode::{decode_and_exchange, decode_block};
 use super::sums::{GemmOut, store_sums};
 use super::tile::{
     aim_own_rows, copied_place, copy_weights, first_step, load_sides, own_rows, read_place, row_words, staged,
+    warp_ring,
 };
 use super::views::{GemmRing, GemmRows, GemmTile, GemmWeights};
 use crate::kernels::attention::tensor::tensor_product;
@@ -106,8 +107,8 @@ pub fn multiply_step<
     }
 }
 
-/// `out = x · Wᵀ`, of activations in 16 bits and repacked weights; with GEGLU the matrix holds gates, then what they gate.
-/// With PAIRS rows are pairs of a row and an expert, of which so many neighbouring ones share a row of x; tile m is of
+/// `out = x · Wᵀ`, of activations in 16 bits and repacked weights; with GEGLU the matrix holds gates, then what they
+/// gate. With PAIRS rows are pairs of a row and an expert, of which so many neighbouring ones share a row of x; tile m is of
 /// group m, and results are stored as the pairs were before they were sorted. Rows of what an epilogue takes are
 /// `by_stride` apart. `k` is a multiple of 32.
 #[kernel(block = T.ACROSS * T.HELD * 32, dependent, dynamic_shared, cluster = T.SLICES / T.HELD, slots(
@@ -149,11 +150,7 @@ pub fn gemm<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
     let code_stage = T.HELD * T.ACROSS * 16 * row_words(T.UNIT);
     let scale_stage = if T.SCALED { T.HELD * T.ACROSS * 32 } else { 0 };
     let own_x = x.offset(own * T.ROWS * row_stride());
-    let ring = GemmRing {
-        codes: codes.offset(warp_id() * 16 * row_words(T.UNIT)),
-        scales: scales.offset(if T.SCALED { warp_id() * 32 } else { 0 }),
-    };
-
+    let ring = warp_ring(codes, scales);
     let copied = copied_place(ring);
     let read = read_place(ring);
 
