@@ -7,6 +7,7 @@ use gemma4c_codegen::cuda::image::ImageError;
 use gemma4c_codegen::cuda::simulate::SimulateError;
 use gemma4c_codegen::nvrtc::NvrtcError;
 use gemma4c_codegen::{cpu, cuda};
+use gemma4c_hub::HubError;
 use gemma4c_models::chat::ChatError;
 use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, VisionError};
 use gemma4c_models::gguf::GgufError;
@@ -126,6 +127,9 @@ pub enum Error {
     /// The plan cannot be loaded or run.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    /// A model is not found by its name, or not fetched.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// A prompt cannot be answered.
     #[error(transparent)]
     Request(#[from] RequestError),

@@ -10,6 +10,14 @@ pub fn bytes(what: &str, total: u64) -> ProgressBar {
     bar.with_style(style).with_message(what.to_string())
 }
 
+/// The same of a file that comes over a network, with the time that is left.
+pub fn download(what: &str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style).with_message(what.to_string())
+}
+
 /// A bar that counts tokens.
 pub fn tokens(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);

@@ -30,8 +30,8 @@ use report::{Report, Row, Start};
 /// Measure how fast a plan runs: prompts, generation, start, memory.
 ///
 /// Tokens are random, so it runs without a vocabulary; which token it is does not change the time. Every measurement
-/// starts with a warm-up run that does not count. A GGUF model will do instead of a plan: it is compiled for this
-/// machine, once.
+/// starts with a warm-up run that does not count. A GGUF model, or the name of one such as
+/// ggml-org/gemma-4-E4B-it-GGUF, will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -157,7 +157,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let sequences = args.sequences.as_deref().map(|text| numbers("--sequences", text)).transpose()?;
     let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
     let verified = if args.ngram.is_some() { MOST_LOOKED_UP + 1 } else { 1 };
-    let needs = Needs { sequences: most, verified, drafter: None, image_tokens: None };
+    let is_drafted = args.draft.is_some();
+    let needs = Needs { sequences: most, verified, drafter: None, is_drafted, image_tokens: None };
     args.model.resolve(&mut args.plan, &needs)?;
     let args = &args;
     let started = Instant::now();

@@ -1,5 +1,5 @@
-//! Plans that are made on the way: a command that is given a GGUF model compiles it for this machine, and finds the
-//! plan again the next time.
+//! Plans that are made on the way: a command that is given a GGUF model, or the name of one, compiles it for this
+//! machine, and finds the plan again the next time.
 //!
 //! A cached plan is named by everything that it depends on: the models' fingerprints and paths, the options, the GPU
 //! and this very program. It is an ordinary plan; to move one to another machine, `compile` is the way. A cache that
@@ -18,8 +18,10 @@ use gemma4c_plan::{Plan, VERSION, cuda::KvType};
 use gemma4c_runtime::MOST_DRAFTS;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::by_name::ByNameArgs;
 use super::compile::Kv;
 use super::plan_file::{self, PlanArgs};
+use crate::by_name::{Beside, Brought};
 use crate::device::Device;
 use crate::files;
 use crate::options::{self, Options};
@@ -48,6 +50,9 @@ pub struct ModelArgs {
     /// With a GGUF model: its projector file (mmproj), which lets it read pictures and sound
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
+
+    #[command(flatten)]
+    by_name: ByNameArgs,
 }
 
 /// What a command needs of the plan that is made of its model.
@@ -58,6 +63,8 @@ pub struct Needs<'a> {
     pub verified: u32,
     /// The drafter's file.
     pub drafter: Option<&'a Path>,
+    /// Whether the drafter that comes with a named model is of use.
+    pub is_drafted: bool,
     /// Soft tokens of a picture.
     pub image_tokens: Option<u32>,
 }
@@ -65,12 +72,17 @@ pub struct Needs<'a> {
 impl ModelArgs {
     /// Puts the plan of a model in the model's place; a plan stays.
     pub fn resolve(&self, plan: &mut PlanArgs, needs: &Needs<'_>) -> Result<()> {
+        let beside = Beside { projector: self.mmproj.is_none(), drafter: needs.drafter.is_none() && needs.is_drafted };
+        let brought = self.by_name.bring(&plan.plan, plan.device, beside)?;
+        if let Some(brought) = &brought {
+            plan.plan = brought.model.clone();
+        }
         if !files::is_gguf(&plan.plan)? {
             return self.refuse_for_plan(&plan.plan, needs);
         }
         let started = Instant::now();
         let model = plan.plan.clone();
-        let options = self.options(plan, needs)?;
+        let options = self.options(plan, needs, brought.unwrap_or_default())?;
         let files = Files::open(&model, &options)?;
         let name = name(&model, &files, &options)?;
         let folder = folder().and_then(|folder| {
@@ -106,7 +118,7 @@ impl ModelArgs {
 
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, vram, mmproj } = self;
+        let ModelArgs { ctx, kv, vram, mmproj, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
@@ -120,7 +132,8 @@ impl ModelArgs {
         }
     }
 
-    fn options(&self, plan: &PlanArgs, needs: &Needs<'_>) -> Result<Options> {
+    /// `beside` has what came with a named model.
+    fn options(&self, plan: &PlanArgs, needs: &Needs<'_>, beside: Brought) -> Result<Options> {
         let gpu = match (plan.device, options::gpu_here()) {
             (Device::Cpu, _) | (Device::Auto, Ok(None)) => None,
             (Device::Sim, Ok(None)) => Some(options::measured_gpu()),
@@ -132,14 +145,14 @@ impl ModelArgs {
             context: self.ctx,
             kv: self.kv.map_or(KvType::F16, Kv::kv_type),
             vram: self.vram,
-            drafter: needs.drafter.map(Path::to_path_buf),
-            projector: self.mmproj.clone(),
+            drafter: needs.drafter.map(Path::to_path_buf).or(beside.drafter),
+            projector: self.mmproj.clone().or(beside.projector),
             image_tokens: needs.image_tokens.unwrap_or(USUAL_BUDGET),
             ..Options::default()
         };
         // A plan for the CPU does not depend on these, and is found again whatever they are.
         if let Some(gpu) = gpu {
-            let drafted = if needs.drafter.is_some() { MOST_DRAFTS } else { 0 };
+            let drafted = if options.drafter.is_some() { MOST_DRAFTS } else { 0 };
             options.gpus = vec![gpu];
             options.sequences = needs.sequences;
             options.drafts = Some(drafted.max(needs.verified - 1));

@@ -7,11 +7,15 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_runtime::MOST_LOOKED_UP;
 
+use super::by_name::ByNameArgs;
 use super::{Outcome, media, plan_file};
+use crate::by_name::Beside;
+use crate::device::Device;
 use crate::error::Error;
 use crate::options::{self, DEFAULT_CONTEXT, Options};
 use crate::output::{self, OutputFile};
@@ -21,11 +25,11 @@ use crate::{embed, files, progress};
 /// Compile a GGUF model to a plan.
 ///
 /// The plan holds everything but the weights, which stay in the model file unless --embed-weights is given. For a split
-/// model, give any of its parts.
+/// model, give any of its parts. A model that is named is fetched (`gemma4c pull`).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model: a GGUF file of a Gemma 4 text model.
-    #[arg(value_name = "MODEL.gguf")]
+    /// The model: a GGUF file of a Gemma 4 text model, or a name such as ggml-org/gemma-4-E4B-it-GGUF.
+    #[arg(value_name = "MODEL.gguf|NAME")]
     model: PathBuf,
 
     /// Where to write the plan.
@@ -36,13 +40,16 @@ pub struct Args {
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
 
-    /// With --mmproj: soft tokens of a picture that the plan has room for: 70, 140, 280, 560 or 1120
-    #[arg(long, value_name = "N", requires = "mmproj", default_value = "280", value_parser = media::budget)]
-    image_tokens: u32,
+    /// With a projector: soft tokens of a picture that the plan has room for: 70, 140, 280, 560 or 1120 [default: 280]
+    #[arg(long, value_name = "N", value_parser = media::budget)]
+    image_tokens: Option<u32>,
 
     /// The model's drafter (a GGUF file of its assistant), which guesses tokens that the model then verifies.
     #[arg(long, value_name = "ASSISTANT.gguf")]
     draft: Option<PathBuf>,
+
+    #[command(flatten)]
+    by_name: ByNameArgs,
 
     /// What the plan will run on.
     #[arg(long, value_enum, default_value = "auto")]
@@ -150,7 +157,14 @@ enum Target {
 pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
-    ensure!(!files::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
+    let device = if matches!(args.target, Target::Cpu) { Device::Cpu } else { Device::Auto };
+    let beside = Beside { projector: args.mmproj.is_none(), drafter: args.draft.is_none() };
+    let brought = args.by_name.bring(&args.model, device, beside)?;
+    let model = brought.as_ref().map_or(&args.model, |brought| &brought.model).clone();
+    ensure!(!files::is_plan(&model)?, "{} is a plan already: give the GGUF model", model.display());
+    let (of_name, of_drafter) = brought.map_or((None, None), |brought| (brought.projector, brought.drafter));
+    let (projector, drafter) = (args.mmproj.clone().or(of_name), args.draft.clone().or(of_drafter));
+    ensure!(projector.is_some() || args.image_tokens.is_none(), "--image-tokens is about pictures: it needs --mmproj");
     let names_gpus = !args.arch.is_empty() || !args.gpu.is_empty() || args.sms.is_some();
     let here = options::gpu_here();
     let for_gpu = match args.target {
@@ -173,14 +187,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
         vram: args.vram,
         disabled: args.disable_pass.clone(),
         enabled,
-        projector: args.mmproj.clone(),
-        image_tokens: args.image_tokens,
-        drafter: args.draft.clone(),
+        projector,
+        image_tokens: args.image_tokens.unwrap_or(USUAL_BUDGET),
+        drafter,
     };
     if for_gpu {
         options.passes_off()?;
     }
-    let files = Files::open(&args.model, &options)?;
+    let files = Files::open(&model, &options)?;
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;

@@ -179,6 +179,11 @@ impl DraftArg {
         if *self == DraftArg::Ngram { MOST_LOOKED_UP + 1 } else { 1 }
     }
 
+    /// Whether the drafter that comes with a model is of use.
+    pub fn is_by_drafter(&self) -> bool {
+        matches!(self, DraftArg::Auto | DraftArg::Steps(_))
+    }
+
     /// The drafter that a model is compiled with.
     pub fn file(&self) -> Option<&Path> {
         match self {

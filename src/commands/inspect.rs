@@ -12,6 +12,9 @@ use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
 
 use super::Outcome;
+use super::by_name::ByNameArgs;
+use crate::by_name::Beside;
+use crate::device::Device;
 use crate::output::{self, OutputFile, OutputFolder};
 use crate::report::facts::Facts;
 use crate::report::{cpu, html, json, model, text};
@@ -23,8 +26,8 @@ use crate::{files, progress};
 /// every byte of memory.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan or a GGUF model.
-    #[arg(value_name = "FILE")]
+    /// A plan or a GGUF model, or a model's name.
+    #[arg(value_name = "FILE|NAME")]
     file: PathBuf,
 
     #[command(flatten)]
@@ -69,7 +72,12 @@ struct View {
     check_weights: bool,
 }
 
-pub fn run(args: &Args) -> Result<Outcome> {
+pub fn run(mut args: Args) -> Result<Outcome> {
+    let beside = Beside { projector: false, drafter: false };
+    if let Some(brought) = ByNameArgs::default().bring(&args.file, Device::Auto, beside)? {
+        args.file = brought.model;
+    }
+    let args = &args;
     let text = if files::is_gguf(&args.file)? { of_model(args)? } else { of_plan(args)? };
     output::print(&text)?;
     Ok(Outcome::Done)

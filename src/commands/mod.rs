@@ -3,6 +3,7 @@
 mod answer;
 mod batch;
 mod bench;
+mod by_name;
 mod cache;
 mod cached;
 mod compile;
@@ -21,6 +22,7 @@ mod media;
 mod perplexity;
 mod plan_file;
 mod profile;
+mod pull;
 mod run;
 mod serve;
 mod speed;
@@ -41,6 +43,7 @@ pub enum Outcome {
 
 #[derive(Subcommand)]
 pub enum Command {
+    Pull(pull::Args),
     Compile(compile::Args),
     Run(run::Args),
     Serve(serve::Args),
@@ -64,13 +67,14 @@ pub enum Command {
 
 pub fn run(command: Command) -> Result<Outcome> {
     match command {
+        Command::Pull(args) => pull::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
-        Command::Inspect(args) => inspect::run(&args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Diff(args) => diff::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),

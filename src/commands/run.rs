@@ -37,8 +37,8 @@ use screen::Screen;
 /// With -p the text is continued as it stands; without it, the text is standard input. With --chat it is a question:
 /// the model's own chat template is put around it, which is what instruction-tuned models need. A chat begins where
 /// there is no question: at a terminal with editing and history (/help lists its commands), else with a question a
-/// line. With --file many prompts are answered together, each as if it were alone. A GGUF model will do instead of a
-/// plan: it is compiled for this machine, once.
+/// line. With --file many prompts are answered together, each as if it were alone. A GGUF model, or the name
+/// of one such as ggml-org/gemma-4-E4B-it-GGUF, will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -143,6 +143,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         sequences: args.sequences.unwrap_or(usual),
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
+        is_drafted: args.draft.is_by_drafter(),
         image_tokens: args.media.image_tokens(),
     };
     args.model.resolve(&mut args.plan, &needs)?;

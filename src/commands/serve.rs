@@ -27,7 +27,8 @@ use log::{Log, LogFormat};
 ///
 /// The first line on standard output is the server's address, printed when it is ready. Standard error has a line for
 /// each request that has ended. SIGTERM or Ctrl-C lets running requests finish, and says which; a second one ends at
-/// once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+/// once. A GGUF model, or the name of one such as ggml-org/gemma-4-E4B-it-GGUF, will do instead of a plan: it is
+/// compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -129,6 +130,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
+        is_drafted: args.draft.is_by_drafter(),
         image_tokens: args.image_tokens,
     };
     args.model.resolve(&mut args.plan, &needs)?;

@@ -20,6 +20,7 @@ use gemma4c_runtime::engine::{DraftSource, Drafts, Event, Request};
 use gemma4c_serve::Speech;
 use serde_json::Map;
 
+use crate::by_name::{self, Beside};
 use crate::device::{Device, EngineOptions, Place};
 use crate::error::Error;
 use crate::files;
@@ -60,6 +61,25 @@ impl Model {
     /// Begins to compile a GGUF file; of a split model, any of its parts.
     pub fn compile(gguf: impl Into<PathBuf>) -> Compiler {
         Compiler::new(gguf.into())
+    }
+
+    /// Begins to compile a model by its name on Hugging Face's hub, with the drafter that is beside it: a repository,
+    /// and after a colon a quantisation if not the best that fits this machine. What is not in the cache is fetched.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), gemma4c::Error> {
+    /// let mut model = gemma4c::Model::pull("ggml-org/gemma-4-E4B-it-GGUF:Q8_0")?.open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pull(name: &str) -> Result<Compiler, Error> {
+        let parsed = by_name::name(Path::new(name));
+        let parsed =
+            parsed.ok_or_else(|| Error::Option(format!("{name} is not the name of a model: user/repository is")))?;
+        let beside = Beside { projector: false, drafter: true };
+        let brought = by_name::bring(&parsed, Device::Auto, beside, &mut |_| {})?;
+        let compiler = Compiler::new(brought.model);
+        Ok(brought.drafter.into_iter().fold(compiler, Compiler::drafter))
     }
 
     /// Opens a plan that [`Compiler::write`] or `gemma4c compile` has written, on the device that it was compiled for;

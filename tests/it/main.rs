@@ -19,6 +19,7 @@ mod support;
 mod audio;
 mod batch;
 mod bench;
+mod by_name;
 mod cache;
 mod chunks;
 mod compile_cuda;
