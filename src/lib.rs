@@ -26,6 +26,7 @@
 mod by_name;
 mod device;
 mod error;
+mod fit;
 mod model;
 mod progress;
 mod random;

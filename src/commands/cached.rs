@@ -15,7 +15,7 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::{Plan, VERSION, cuda::KvType};
-use gemma4c_runtime::MOST_DRAFTS;
+use gemma4c_runtime::{MOST_DRAFTS, machine};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_name::ByNameArgs;
@@ -24,6 +24,7 @@ use super::plan_file::{self, PlanArgs};
 use crate::by_name::{Beside, Brought};
 use crate::device::Device;
 use crate::files;
+use crate::fit::{self, Choosable};
 use crate::options::{self, Options};
 use crate::output::{self, OutputFile};
 use crate::pipeline::{self, Files};
@@ -31,19 +32,26 @@ use crate::pipeline::{self, Files};
 /// Plans that are kept, in bytes: the oldest go first.
 const MOST_BYTES: u64 = 4 << 30;
 
+/// The part of a GPU's memory that a plan takes at most: the rest is for copies on the way there, the driver and others.
+const USUAL_PART: f64 = 0.9;
+
 /// How a model is compiled on the way.
 #[derive(Clone, Default, clap::Args)]
 pub struct ModelArgs {
-    /// With a GGUF model: positions a sequence may have, such as 32k [default: 8192, or what the model was trained for
-    /// if that is less]
+    /// With a GGUF model: positions a sequence may have, such as 32k [default: on a GPU as many as there is memory for,
+    /// up to what the model was trained for; on a CPU 8192]
     #[arg(long, value_name = "N", value_parser = plan_file::positions)]
     ctx: Option<u32>,
 
-    /// With a GGUF model: type of keys and values [default: f16]
+    /// With a GGUF model: type of keys and values [default: f16; q8_0 where a context of 8192 does not fit otherwise]
     #[arg(long, value_enum)]
     kv: Option<Kv>,
 
-    /// With a GGUF model: device memory the plan may take, such as 24GiB [default: as much as it needs]
+    /// With a GGUF model: the part of the GPU's memory that the plan may take [default: 0.9]
+    #[arg(long, value_name = "PART", value_parser = plan_file::part, conflicts_with = "vram")]
+    memory: Option<f64>,
+
+    /// With a GGUF model: device memory that the plan may take, such as 24GiB, in place of --memory
     #[arg(long, value_name = "SIZE", value_parser = plan_file::size)]
     vram: Option<u64>,
 
@@ -57,8 +65,10 @@ pub struct ModelArgs {
 
 /// What a command needs of the plan that is made of its model.
 pub struct Needs<'a> {
-    /// Sequences that a GPU plan must have room for.
+    /// Sequences that a GPU plan has room for.
     pub sequences: u32,
+    /// Nobody asked for that many: where memory is short, fewer will do.
+    pub may_be_fewer: bool,
     /// Rows of one sequence that a GPU plan must be able to verify at once; a drafter brings its own.
     pub verified: u32,
     /// The drafter's file.
@@ -84,18 +94,23 @@ impl ModelArgs {
         let model = plan.plan.clone();
         let options = self.options(plan, needs, brought.unwrap_or_default())?;
         let files = Files::open(&model, &options)?;
-        let name = name(&model, &files, &options)?;
+        let may = Choosable { context: self.ctx.is_none(), kv: self.kv.is_none(), sequences: needs.may_be_fewer };
+        // What is chosen follows from that, so it need not be chosen again to find the plan.
+        let name = name(&model, &files, &options, may)?;
         let folder = folder().and_then(|folder| {
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
             Ok(folder)
         });
         if let Some(found) = folder.as_ref().ok().and_then(|folder| find(&folder.join(&name))) {
+            tell_choice(&found);
             (plan.plan, plan.made) = (folder?.join(name), Some(Box::new(found)));
             return Ok(());
         }
         // Without a place to keep it, the plan is made for this run alone.
         let path = folder.as_deref().unwrap_or(Path::new(".")).join(name);
+        let options = fit::fit(&files, options, may)?;
         let made = pipeline::compile(&files, files::folder(&path), &options)?;
+        tell_choice(&made);
         let kept = folder.and_then(|folder| {
             let bytes = plan_file::write(&made, &OutputFile::from(path.clone()))?;
             drop_oldest(&folder, &path);
@@ -118,10 +133,11 @@ impl ModelArgs {
 
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, vram, mmproj, .. } = self;
+        let ModelArgs { ctx, kv, memory, vram, mmproj, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
+            ("--memory", memory.is_some()),
             ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
             ("--draft FILE", needs.drafter.is_some()),
@@ -140,11 +156,16 @@ impl ModelArgs {
             (Device::Cuda, Ok(None)) => bail!("--device cuda: this machine has no GPU to compile for"),
             (_, gpu) => gpu?,
         };
-        ensure!(gpu.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
+        for (name, is_given) in [("--vram", self.vram.is_some()), ("--memory", self.memory.is_some())] {
+            ensure!(gpu.is_some() || !is_given, "{name} is about GPUs, but the plan runs on the CPU");
+        }
+        // Of all memory, not of what is free now: the same command finds the same plan.
+        let part_of = |gpu: machine::Gpu| (gpu.memory as f64 * self.memory.unwrap_or(USUAL_PART)) as u64;
+        let here = || machine::gpus().ok().and_then(|gpus| gpus.into_iter().next()).map(part_of);
         let mut options = Options {
             context: self.ctx,
             kv: self.kv.map_or(KvType::F16, Kv::kv_type),
-            vram: self.vram,
+            vram: self.vram.or_else(here).filter(|_| gpu.is_some()),
             drafter: needs.drafter.map(Path::to_path_buf).or(beside.drafter),
             projector: self.mmproj.clone().or(beside.projector),
             image_tokens: needs.image_tokens.unwrap_or(USUAL_BUDGET),
@@ -191,8 +212,22 @@ fn folder() -> Result<PathBuf> {
     Ok(root()?.join("plans"))
 }
 
+/// Says what a GPU plan was compiled for, some of which nobody asked for.
+fn tell_choice(plan: &Plan) {
+    let Some(cuda) = &plan.cuda else { return };
+    let (layout, memory) = (&cuda.program.kv_layout, &cuda.program.memory);
+    let sequences = match layout.slots {
+        1 => "1 sequence".to_owned(),
+        slots => format!("{slots} sequences"),
+    };
+    let drafts = if plan.drafter.is_some() { ", a drafter" } else { "" };
+    let (context, kv) = (plan.program.context, cuda.program.kv.name());
+    let bytes = output::bytes(memory.device().unwrap_or(u64::MAX));
+    eprintln!("[context {context}, {sequences}, keys and values in {kv}{drafts}: {bytes} of the GPU's memory]");
+}
+
 /// By all that a plan depends on. The files' paths are among that: the plan says where its weights are.
-fn name(model: &Path, files: &Files, options: &Options) -> Result<String> {
+fn name(model: &Path, files: &Files, options: &Options, may: Choosable) -> Result<String> {
     let files: Vec<(u64, Vec<PathBuf>)> = files
         .with_weights()
         .iter()
@@ -206,7 +241,7 @@ fn name(model: &Path, files: &Files, options: &Options) -> Result<String> {
     let built = program.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
     // The files count, however they were named.
     let options = Options { projector: None, drafter: None, ..options.clone() };
-    let all = format!("{VERSION} {files:?} {options:?} {} {built:?}", program.len());
+    let all = format!("{VERSION} {files:?} {options:?} {may:?} {} {built:?}", program.len());
     let stem = model.file_stem().unwrap_or_default().to_string_lossy();
     Ok(format!("{stem}-{:016x}.bin", xxh3_64(all.as_bytes())))
 }

@@ -143,6 +143,12 @@ pub fn positions(text: &str) -> Result<u32, String> {
     number.checked_mul(factor).ok_or_else(|| "out of range".into())
 }
 
+/// A part of something: more than 0, at most 1.
+pub fn part(text: &str) -> Result<f64, String> {
+    let part: f64 = text.parse().map_err(|_| "a part is a number such as 0.9".to_owned())?;
+    if part > 0.0 && part <= 1.0 { Ok(part) } else { Err("a part is more than 0 and at most 1".into()) }
+}
+
 /// Bytes, with a unit or without.
 pub fn size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

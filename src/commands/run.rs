@@ -141,6 +141,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let usual = if args.file.is_some() { USUAL_SEQUENCES } else { 1 };
     let needs = Needs {
         sequences: args.sequences.unwrap_or(usual),
+        may_be_fewer: args.sequences.is_none(),
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),

@@ -128,6 +128,7 @@ const USUAL_SEQUENCES: u32 = 16;
 pub fn run(mut args: Args) -> Result<Outcome> {
     let needs = Needs {
         sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
+        may_be_fewer: args.sequences.is_none(),
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
