@@ -39,6 +39,7 @@ pub struct Faults {
 /// A request as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
+    pub method: String,
     /// Of the storage, not of the hub.
     pub is_storage: bool,
     pub path: String,
@@ -158,13 +159,14 @@ fn receive(stream: &mut dyn Stream, is_storage: bool) -> io::Result<Option<Asked
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     let mut lines = head.lines();
-    let path = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap_or_default().to_owned();
+    let mut first = lines.next().unwrap_or_default().split(' ').map(str::to_owned);
+    let (method, path) = (first.next().unwrap_or_default(), first.next().unwrap_or_default());
     let headers: Vec<(String, String)> = lines
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
     let header = |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-    Ok(Some(Asked { is_storage, path, range: header("range"), token: header("authorization") }))
+    Ok(Some(Asked { method, is_storage, path, range: header("range"), token: header("authorization") }))
 }
 
 impl Shared {
@@ -178,7 +180,7 @@ impl Shared {
         };
         if let Some((status, wait)) = faults.statuses.first() {
             let wait = wait.map(|seconds| format!("retry-after: {seconds}\r\n")).unwrap_or_default();
-            return respond(stream, *status, &wait, b"no");
+            return respond(stream, asked, *status, &wait, b"no");
         }
         let path = asked.path.split('?').next().unwrap_or_default().trim_start_matches('/');
         let (name, what) = match path.strip_prefix("api/models/") {
@@ -187,13 +189,13 @@ impl Shared {
         };
         if let Some(new) = faults.renamed.get(name) {
             let location = format!("location: {}\r\n", asked.path.replacen(name, new, 1));
-            return respond(stream, 307, &location, b"");
+            return respond(stream, asked, 307, &location, b"");
         }
         let Some(files) = self.repositories.get(name) else {
-            return respond(stream, 401, "x-error-code: RepoNotFound\r\n", b"Repository not found");
+            return respond(stream, asked, 401, "x-error-code: RepoNotFound\r\n", b"Repository not found");
         };
         if faults.gated.iter().any(|gated| gated == name) {
-            return respond(stream, 403, "x-error-code: GatedRepo\r\n", b"Access is restricted");
+            return respond(stream, asked, 403, "x-error-code: GatedRepo\r\n", b"Access is restricted");
         }
         if path.starts_with("api/") {
             let sibling = |(name, bytes): (&String, &Arc<Vec<u8>>)| {
@@ -204,11 +206,11 @@ impl Shared {
             };
             let siblings: Vec<Value> = files.iter().map(sibling).collect();
             let answer = json!({ "id": name, "modelId": name, "sha": COMMIT, "siblings": siblings });
-            return respond(stream, 200, "content-type: application/json\r\n", answer.to_string().as_bytes());
+            return respond(stream, asked, 200, "content-type: application/json\r\n", answer.to_string().as_bytes());
         }
         let file = what.split_once('/').and_then(|(_, file)| files.get_key_value(file));
         let Some((file, bytes)) = file else {
-            return respond(stream, 404, "x-error-code: EntryNotFound\r\n", b"Entry not found");
+            return respond(stream, asked, 404, "x-error-code: EntryNotFound\r\n", b"Entry not found");
         };
         let hash = sha256(bytes);
         let headers = format!(
@@ -217,7 +219,7 @@ impl Shared {
             self.storage,
             bytes.len()
         );
-        respond(stream, 302, &headers, b"")
+        respond(stream, asked, 302, &headers, b"")
     }
 
     /// A file, or a part of one.
@@ -227,7 +229,7 @@ impl Shared {
             let file = path.strip_prefix(name.as_str())?.strip_prefix('/')?;
             files.get_key_value(file)
         });
-        let Some((name, bytes)) = found else { return respond(stream, 404, "", b"not found") };
+        let Some((name, bytes)) = found else { return respond(stream, asked, 404, "", b"not found") };
         let faults = {
             let mut faults = locked(&self.faults);
             let before = faults.clone();
@@ -235,7 +237,7 @@ impl Shared {
             before
         };
         if faults.expired > 0 {
-            return respond(stream, 403, "", b"the signature has expired");
+            return respond(stream, asked, 403, "", b"the signature has expired");
         }
         let whole = 0..bytes.len();
         let range = asked.range.as_deref().filter(|_| !faults.without_ranges);
@@ -259,6 +261,7 @@ impl Shared {
         let length = part_bytes.len();
         write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {length}\r\n")?;
         write!(stream, "content-range: bytes {}-{}/{}\r\n\r\n", part.start, part.end.max(1) - 1, bytes.len())?;
+        let part_bytes = if asked.method == "HEAD" { Vec::new() } else { part_bytes };
         for piece in part_bytes.chunks(4096) {
             let mut sent = locked(&self.sent);
             if faults.cut_after.is_some_and(|most| *sent + piece.len() as u64 > most) {
@@ -273,9 +276,10 @@ impl Shared {
     }
 }
 
-fn respond(stream: &mut dyn Stream, status: u16, headers: &str, body: &[u8]) -> io::Result<bool> {
+/// An answer, of which a `HEAD` gets the head alone.
+fn respond(stream: &mut dyn Stream, asked: &Asked, status: u16, headers: &str, body: &[u8]) -> io::Result<bool> {
     write!(stream, "HTTP/1.1 {status} {status}\r\n{headers}content-length: {}\r\n\r\n", body.len())?;
-    stream.write_all(body)?;
+    stream.write_all(if asked.method == "HEAD" { b"" } else { body })?;
     stream.flush()?;
     Ok(true)
 }
