@@ -18,10 +18,6 @@ pub struct ApiError {
     pub retry_after: Option<u32>,
 }
 
-/// The code of the error that a response tells, beside the response.
-#[derive(Clone, Copy)]
-pub struct ErrorCode(pub &'static str);
-
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { status, kind, code, param: None, message: message.into(), retry_after: None }
@@ -86,9 +82,10 @@ impl ApiError {
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
 
+    /// The error goes along beside the bytes: others give it another shape, and note it.
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(self.status, &self.json());
-        response.extensions_mut().insert(ErrorCode(self.code));
+        response.extensions_mut().insert(self.clone());
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

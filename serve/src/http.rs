@@ -11,6 +11,7 @@ use axum::{Extension, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::dialect::Dialect;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::keys::Keys;
@@ -72,8 +73,9 @@ async fn guard(
     let owner = gate.keys.client(client.address.ip(), request.headers());
     let record = Record::new(gate.sink.as_ref(), &gate.app.state, client, owner, &request, &shown_id, &gate.app.model);
     request.extensions_mut().insert(Arc::clone(&record));
+    let dialect = Dialect::of(request.uri().path());
     let is_preflight = request.method() == Method::OPTIONS;
-    let mut response = if !has_host(&request) {
+    let response = if !has_host(&request) {
         let message = "HTTP/1.1 demands one Host header";
         ApiError::bad_request("missing_host", message).response()
     } else if !is_free && !gate.keys.admit(request.headers()) {
@@ -85,6 +87,7 @@ async fn guard(
     } else {
         next.run(request).await
     };
+    let mut response = dialect.shape(response);
     let headers = response.headers_mut();
     headers.insert("x-request-id", id);
     if let Some(origin) = gate.cors {

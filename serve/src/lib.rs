@@ -15,6 +15,7 @@ mod chat;
 mod completions;
 mod connection;
 mod constrain;
+mod dialect;
 mod dispatcher;
 mod error;
 mod exchange;

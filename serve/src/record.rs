@@ -15,7 +15,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 
-use crate::error::ErrorCode;
+use crate::error::ApiError;
 use crate::state::{InHand, State};
 
 /// What a server says of itself.
@@ -185,7 +185,7 @@ impl Record {
     pub fn respond(self: Arc<Record>, response: Response<Body>) -> Response<Body> {
         let mut answer = self.answer();
         answer.status = Some(response.status().as_u16());
-        answer.error = response.extensions().get::<ErrorCode>().map(|code| code.0);
+        answer.error = response.extensions().get::<ApiError>().map(|error| error.code);
         answer.is_complete = response.body().is_end_stream();
         drop(answer);
         response.map(|body| Body::new(RecordedBody { body, record: self }))
