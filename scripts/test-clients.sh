@@ -21,6 +21,14 @@ if [[ ! -d $folder/types/bin ]]; then
     python3 -m venv "$folder/types"
     "$folder/types/bin/pip" install --quiet openai
 fi
+if [[ ! -d $folder/ollama/bin ]]; then
+    python3 -m venv "$folder/ollama"
+    "$folder/ollama/bin/pip" install --quiet ollama
+fi
+if [[ ! -x $folder/anthropic/bin/python ]]; then
+    python3 -m venv "$folder/anthropic"
+    "$folder/anthropic/bin/pip" install --quiet anthropic openai
+fi
 if [[ ! -d $folder/npm/node_modules/ai ]]; then
     (cd "$folder/npm" && npm install --no-fund --no-audit --silent openai ai @ai-sdk/openai-compatible zod)
 fi
@@ -42,9 +50,11 @@ until [[ -s $work/url ]]; do
 done
 url=$(head -n 1 "$work/url")
 "$folder/venv/bin/python" scripts/clients/clients.py "$url"
+"$folder/anthropic/bin/python" scripts/clients/messages.py "$url"
 # It would fetch a list of prices.
 LITELLM_LOCAL_MODEL_COST_MAP=True "$folder/litellm/bin/python" scripts/clients/clients.py "$url" litellm
 "$folder/types/bin/python" scripts/clients/strict.py "$url"
+"$folder/ollama/bin/python" scripts/clients/ollama_client.py "$url"
 (cd "$folder/npm" && node clients.mjs "$url")
 kill "$server"
 wait "$server"
@@ -71,6 +81,7 @@ if [[ -e $golden/v_tiny_e.gguf ]]; then
         sleep 0.1
     done
     "$folder/venv/bin/python" scripts/clients/clients.py "$(head -n 1 "$work/seeing.url")" media
+    "$folder/anthropic/bin/python" scripts/clients/messages.py "$(head -n 1 "$work/seeing.url")" media
     kill "$server"
     wait "$server"
 else

@@ -15,7 +15,7 @@ use gemma4c_models::tokenizer::{TokenizerError, VocabError};
 use gemma4c_plan::PlanError;
 use gemma4c_runtime::RuntimeError;
 use gemma4c_runtime::engine::RequestError;
-use gemma4c_serve::SpeechError;
+use gemma4c_serve::{DialogueError, SpeechError};
 
 /// Why a model cannot be compiled, opened or asked. Each error names the file, tensor, option or token that it is
 /// about.
@@ -79,6 +79,12 @@ pub enum Error {
     /// The model has no chat template, so it cannot be given messages.
     #[error("the model has no chat template: give a text, not messages")]
     NoChatTemplate,
+    /// Messages or tools are not what they must be.
+    #[error(transparent)]
+    Dialogue(#[from] DialogueError),
+    /// Somebody ended it ([`Interrupt::set`](crate::Interrupt::set)).
+    #[error("interrupted")]
+    Interrupted,
     /// A file is no GGUF file, or a damaged one.
     #[error(transparent)]
     Gguf(#[from] GgufError),

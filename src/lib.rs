@@ -27,11 +27,14 @@ mod by_name;
 mod device;
 mod error;
 mod fit;
+#[doc(hidden)]
+pub mod installation;
 mod model;
 mod progress;
 mod random;
 mod reader;
 mod report;
+mod scoring;
 
 #[doc(hidden)]
 pub mod commands;
@@ -46,6 +49,7 @@ pub mod options;
 pub mod output;
 #[doc(hidden)]
 pub mod pipeline;
+mod plans;
 #[doc(hidden)]
 pub mod simulate;
 
@@ -53,7 +57,10 @@ pub use device::Device;
 pub use error::Error;
 pub use gemma4c_plan::cuda::KvType;
 pub use gemma4c_runtime::engine::Finish;
-pub use model::{Compiler, Completion, Message, Model, Prompt, Sampling, Stream, demo_drafter, demo_model};
+pub use model::{
+    Call, Compiler, Completion, Conversation, HiddenStates, Interrupt, Message, Model, Opener, Perplexity, Prompt,
+    Sampling, Stream, demo_drafter, demo_model,
+};
 
 use std::env;
 use std::ffi::OsString;
@@ -78,16 +85,29 @@ struct Cli {
 /// Runs the command that the arguments of this process name.
 #[doc(hidden)]
 pub fn main() -> ExitCode {
-    match run(env::args_os()) {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::CheckFailed) => ExitCode::from(1),
+    ExitCode::from(main_of(env::args_os()))
+}
+
+/// Runs the command that these arguments name, the program's own name first, and returns the code to exit with. Help,
+/// the version and arguments that are refused end the process.
+#[doc(hidden)]
+pub fn main_of(arguments: impl Iterator<Item = OsString>) -> u8 {
+    match run(arguments) {
+        Ok(Outcome::Done) => 0,
+        Ok(Outcome::CheckFailed) => 1,
         // The reader of our output has closed the pipe.
-        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if output::is_broken_pipe(&error) => 0,
         Err(error) => {
             eprintln!("error: {}", output::message(&error));
-            ExitCode::from(2)
+            2
         }
     }
+}
+
+/// An error and its causes in one line, as the program prints it.
+#[doc(hidden)]
+pub fn message(error: Error) -> String {
+    output::message(&error.into())
 }
 
 /// The command line as clap describes it, for tests and for whatever is derived from it.

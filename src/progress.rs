@@ -2,6 +2,8 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::{by_name, device};
+
 /// A bar that counts bytes. It is invisible when stderr is not a terminal.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
@@ -41,4 +43,38 @@ pub fn waiting(what: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_style(style).with_message(what.to_string());
     bar.enable_steady_tick(std::time::Duration::from_millis(120));
     bar
+}
+
+/// Shows what is told while a plan is opened.
+pub fn show_loading(bar: &ProgressBar, told: device::Told) {
+    match told {
+        device::Told::Note(note) => bar.suspend(|| eprintln!("{note}")),
+        device::Told::Loaded(done, total) => {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    }
+}
+
+/// Shows what is told while a model is fetched, with a bar for each file.
+#[derive(Default)]
+pub struct Fetching {
+    bar: Option<ProgressBar>,
+}
+
+impl Fetching {
+    pub fn show(&mut self, told: by_name::Told<'_>) {
+        match told {
+            by_name::Told::Note(note) => eprintln!("[{note}]"),
+            by_name::Told::Arrived { name, bytes, total } => {
+                self.bar.get_or_insert_with(|| download(name, total)).set_position(bytes);
+            }
+            by_name::Told::Whole => self.clear(),
+        }
+    }
+
+    /// Takes away the bar of a file that is whole, or that did not come.
+    pub fn clear(&mut self) {
+        self.bar.take().into_iter().for_each(|bar| bar.finish_and_clear());
+    }
 }

@@ -5,7 +5,7 @@
 use gemma4c_models::text::Stops;
 use gemma4c_models::tokenizer::{Detokenizer, Tokenizer};
 use gemma4c_runtime::engine::Finish;
-use gemma4c_serve::{Part, Speech};
+use gemma4c_serve::{Dialogue, Part, Speech};
 
 use crate::error::Error;
 
@@ -15,6 +15,10 @@ pub enum Shown {
     Text(String),
     /// What a model thinks before it answers.
     Thought(String),
+    /// A call of a tool begins, by the tool's name.
+    Call(String),
+    /// More of the arguments of the latest call, as JSON.
+    Arguments(String),
 }
 
 /// Turns tokens into what is shown, one by one.
@@ -40,6 +44,11 @@ impl<'a> Reader<'a> {
     pub fn chat(speech: &'a Speech, prompt: &[u32], stop: &[String]) -> Reader<'a> {
         let answer = gemma4c_serve::Answer::chat(speech.start(prompt), std::sync::Arc::default(), stop.to_vec());
         Reader::Chat { answer: Box::new(answer), speech }
+    }
+
+    /// Of the answer in a conversation that may have tools.
+    pub fn dialogue(speech: &'a Speech, dialogue: &Dialogue, stop: &[String]) -> Reader<'a> {
+        Reader::Chat { answer: Box::new(dialogue.answer(stop.to_vec())), speech }
     }
 
     /// What a token adds, and whether a stop string has come.
@@ -75,11 +84,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Without tools there are no calls.
+/// Calls come one after another.
 fn shown(part: Part) -> Option<Shown> {
     match part {
         Part::Content { text, .. } => Some(Shown::Text(text)),
         Part::Reasoning(text) => Some(Shown::Thought(text)),
-        _ => None,
+        Part::Call { name, .. } => Some(Shown::Call(name)),
+        Part::Arguments { text, .. } => Some(Shown::Arguments(text)),
+        Part::Prompt(_) => None,
     }
 }

@@ -110,7 +110,7 @@ fn our_crates_import_one_way() {
 }
 
 /// Crates whose files import each other one way only.
-const WITHOUT_CIRCLES: [&str; 13] = [
+const WITHOUT_CIRCLES: [&str; 14] = [
     "blocks/src/",
     "codegen/src/",
     "dsl/src/",
@@ -120,6 +120,7 @@ const WITHOUT_CIRCLES: [&str; 13] = [
     "hub/standin/src/",
     "models/src/",
     "ops/src/",
+    "python/src/",
     "runtime/src/",
     "runtime/plan/src/",
     "serve/src/",

@@ -43,12 +43,15 @@ fn may_become_character(bytes: &[u8]) -> bool {
 pub struct Stops {
     stops: Vec<String>,
     held: String,
+    /// Which of them has come.
+    found: Option<usize>,
 }
 
 impl Stops {
     /// Empty strings stop nothing.
     pub fn new(stops: Vec<String>) -> Stops {
-        Stops { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), held: String::new() }
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
+        Stops { stops, held: String::new(), found: None }
     }
 
     /// The text that is certain to be before any stop string, and whether one has come.
@@ -56,15 +59,21 @@ impl Stops {
         // The string that ends first stops, whatever the pieces are; of several that end together the longest.
         for character in text.chars() {
             self.held.push(character);
-            let ended = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str())).map(String::len).max();
-            if let Some(length) = ended {
-                self.held.truncate(self.held.len() - length);
+            let ended = self.stops.iter().enumerate().filter(|(_, stop)| self.held.ends_with(stop.as_str()));
+            if let Some((index, stop)) = ended.max_by_key(|(_, stop)| stop.len()) {
+                self.held.truncate(self.held.len() - stop.len());
+                self.found = Some(index);
                 return (std::mem::take(&mut self.held), true);
             }
         }
         let keep = self.stops.iter().map(|stop| beginning_at_end(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// The stop string that has come.
+    pub fn found(&self) -> Option<&str> {
+        self.found.map(|index| self.stops[index].as_str())
     }
 
     /// No more text comes: what was held back is no stop string.
@@ -101,14 +110,14 @@ mod tests {
     /// Whatever the pieces, the same text comes out and nothing of the stop string does.
     #[test]
     fn stop_strings_are_found_across_pieces() {
-        for (text, stops, expected, stopped) in [
-            ("one two three", vec!["two"], "one ", true),
-            ("aaab", vec!["aab"], "a", true),
-            ("ab", vec!["abc"], "ab", false),
-            ("xéy", vec!["éy", "y"], "x", true),
-            ("x", vec![""], "x", false),
-            ("abcd", vec!["cd", "bc"], "a", true),
-            ("abcd", vec!["abcd", "c"], "ab", true),
+        for (text, stops, expected, stop) in [
+            ("one two three", vec!["two"], "one ", Some("two")),
+            ("aaab", vec!["aab"], "a", Some("aab")),
+            ("ab", vec!["abc"], "ab", None),
+            ("xéy", vec!["y", "éy"], "x", Some("éy")),
+            ("x", vec![""], "x", None),
+            ("abcd", vec!["", "cd", "bc"], "a", Some("bc")),
+            ("abcd", vec!["abcd", "c"], "ab", Some("c")),
         ] {
             let places: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
             for cuts in 0..1u32 << places.len() {
@@ -117,16 +126,17 @@ mod tests {
                 let chosen = places.iter().enumerate().filter(|(bit, _)| cuts >> bit & 1 == 1).map(|(_, at)| *at);
                 for at in chosen.chain([text.len()]) {
                     if !has_stopped {
-                        let (piece, stop) = found.push(&text[from..at]);
+                        let (piece, has_ended) = found.push(&text[from..at]);
                         given.push_str(&piece);
-                        has_stopped = stop;
+                        has_stopped = has_ended;
                     }
                     from = at;
                 }
                 if !has_stopped {
                     given.push_str(&found.finish());
                 }
-                assert_eq!((given.as_str(), has_stopped), (expected, stopped), "{text} {stops:?} {cuts:b}");
+                let found = (given.as_str(), has_stopped, found.found());
+                assert_eq!(found, (expected, stop.is_some(), stop), "{text} {stops:?} {cuts:b}");
             }
         }
     }

@@ -12,6 +12,9 @@ pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 pub const PRESENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 pub const FREQUENCY_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.01..=100.0;
+/// 0 turns DRY off.
+pub const DRY_MULTIPLIER: RangeInclusive<f64> = 0.0..=100.0;
+pub const DRY_BASE: RangeInclusive<f64> = 1.0..=100.0;
 
 /// Refuses a setting that is out of its range.
 pub(crate) fn within(what: &'static str, found: f32, range: &RangeInclusive<f64>) -> Result<(), RuntimeError> {

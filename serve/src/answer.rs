@@ -68,6 +68,11 @@ impl Answer {
         self.has_stopped
     }
 
+    /// The stop string that has come.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     pub fn token(&mut self, speech: &Speech, token: u32, logprobs: Option<Logprobs>) -> Vec<Part> {
         if self.has_stopped {
             return Vec::new();

@@ -1,47 +1,54 @@
 //! What every handler has at hand.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gemma4c_runtime::engine::Request;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
+use crate::about::About;
 use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::exchange::{Deadlines, Exchange};
 use crate::fields::Fields;
 use crate::generation::any_seed;
 use crate::grammar::Grammars;
+use crate::house::House;
+use crate::loops::Loops;
 use crate::media::{Held, Senses};
 use crate::progress::{Progress, Usage};
 use crate::record::Record;
+use crate::slot::Slot;
 use crate::speech::Speech;
 use crate::state::State;
-use crate::worker::{Ready, Worker};
 
-/// One server.
+/// One model of a server.
 pub struct App {
     pub speech: Arc<Speech>,
     /// What it reads besides text.
     pub senses: Senses,
     pub state: Arc<State>,
-    pub worker: Worker,
+    pub slot: Arc<Slot>,
+    pub house: Arc<House>,
     pub grammars: Arc<Grammars>,
     pub model: String,
+    /// What else requests may call it.
+    pub aliases: Vec<String>,
+    /// All models of the server.
+    pub offered: Arc<[String]>,
     /// Requests may name any model, and get this one.
     pub takes_any_model: bool,
     pub fingerprint: String,
+    pub about: About,
     pub max_output: u32,
     pub deadlines: Deadlines,
     pub created: u64,
     pub ping: Duration,
     /// Requests that are read at once: what they ask of the template or of a grammar takes a core each.
-    pub readers: Semaphore,
-    /// Known once the engine is open.
-    pub ready: OnceLock<Ready>,
+    pub readers: Arc<Semaphore>,
     /// What `/version` says of the plan.
-    pub facts: Value,
+    pub facts: Map<String, Value>,
 }
 
 /// A request that was found right: what the engine is asked for, and who reads the answers.
@@ -50,6 +57,7 @@ pub struct Prepared {
     pub is_shared: bool,
     pub answers: Vec<Answer>,
     pub top_logprobs: Option<usize>,
+    pub ends_loops: bool,
     pub prompt_tokens: usize,
     /// The memory that its pictures and sounds take.
     pub held: Held,
@@ -63,35 +71,43 @@ impl App {
         };
         let fields = Fields(fields);
         match fields.text("model")? {
-            Some(model) if model != self.model && !self.takes_any_model => Err(self.unknown_model(model)),
+            Some(model) if !self.is_called(model) && !self.takes_any_model => Err(self.unknown_model(model)),
             _ => Ok(fields),
         }
     }
 
+    /// A name may have the tag that stands for none.
+    pub fn is_called(&self, name: &str) -> bool {
+        let is_name = |name: &str| name == self.model || self.aliases.iter().any(|alias| alias == name);
+        is_name(name) || name.strip_suffix(":latest").is_some_and(is_name)
+    }
+
     pub fn unknown_model(&self, model: &str) -> ApiError {
-        let message = format!("there is no model {model:?} here; there is {:?}", self.model);
+        let offered: Vec<String> = self.offered.iter().map(|name| format!("{name:?}")).collect();
+        let message = format!("there is no model {model:?} here; there is {}", offered.join(", "));
         let error = ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message);
         ApiError { param: Some("model".into()), ..error }
     }
 
     /// Queues a request and waits for its memory.
     pub async fn begin(&self, prepared: Prepared, record: Arc<Record>) -> Result<Progress, ApiError> {
-        let Prepared { mut requests, is_shared, answers, top_logprobs, prompt_tokens, held } = prepared;
+        let Prepared { mut requests, is_shared, answers, top_logprobs, ends_loops, prompt_tokens, held } = prepared;
         requests.iter_mut().for_each(|request| request.client = record.owner);
-        record.set_prompt_tokens(prompt_tokens);
+        record.add_prompt_tokens(prompt_tokens);
         // What is kept of a prompt is kept up to the last place that was named.
         let kept_to = requests.iter().filter_map(|request| request.snapshot_at.last().copied()).max().unwrap_or(0);
         let mut begun =
-            Exchange::begin(&self.worker, &self.state, requests, is_shared, top_logprobs, self.deadlines).await?;
+            Exchange::begin(&self.house, &self.slot, requests, is_shared, top_logprobs, self.deadlines).await?;
         begun.held = held;
-        record.set_cached_tokens(begun.cached);
+        record.add_cached_tokens(begun.cached);
         let usage = Usage {
             prompt: prompt_tokens,
             cached: begun.cached,
             cache_written: kept_to.saturating_sub(begun.cached),
             ..Usage::default()
         };
-        Ok(Progress::new(begun, Arc::clone(&self.speech), answers, usage, record))
+        let loops = if ends_loops { vec![Loops::default(); answers.len()] } else { Vec::new() };
+        Ok(Progress::new(begun, Arc::clone(&self.speech), answers, loops, usage, record))
     }
 
     /// What all pieces of an answer have in common.
@@ -142,6 +158,27 @@ impl Envelope {
 }
 
 impl Usage {
+    /// Counts and times as llama-server tells them; what was kept of a prompt took no time.
+    pub fn timings(&self) -> Value {
+        let computed = self.prompt.saturating_sub(self.cached as usize);
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let each = |time: Duration, count: usize| if count == 0 { 0.0 } else { milliseconds(time) / count as f64 };
+        let rate = |time: Duration, count: usize| if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() };
+        let (prompt, generation) = (self.timing.prompt, self.timing.generation);
+        let predicted = self.completion as usize;
+        json!({
+            "cache_n": self.cached,
+            "prompt_n": computed,
+            "prompt_ms": milliseconds(prompt),
+            "prompt_per_token_ms": each(prompt, computed),
+            "prompt_per_second": rate(prompt, computed),
+            "predicted_n": predicted,
+            "predicted_ms": milliseconds(generation),
+            "predicted_per_token_ms": each(generation, predicted),
+            "predicted_per_second": rate(generation, predicted),
+        })
+    }
+
     pub fn json(&self) -> Value {
         let mut details = json!({ "reasoning_tokens": self.reasoning });
         // Only of an answer for which tokens were guessed.

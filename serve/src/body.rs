@@ -3,11 +3,13 @@
 //! JSON takes many times the memory of its text. So a body waits for its turn as bytes, is parsed by whoever reads the
 //! request, and is dropped with that.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -31,6 +33,25 @@ const MOST_PARSED: usize = 128 << 20;
 pub struct Received {
     bytes: Bytes,
     _share: Option<SemaphorePermit<'static>>,
+}
+
+/// The one field that says who reads all the others.
+#[derive(Deserialize)]
+struct Addressed<'a> {
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+}
+
+impl Received {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The model that it names, found without the memory that its values would take. What cannot be read is left to
+    /// whoever reads the rest.
+    pub fn model(&self) -> Option<String> {
+        serde_json::from_slice::<Addressed<'_>>(&self.bytes).ok()?.model.map(Cow::into_owned)
+    }
 }
 
 /// The bytes of a request's body, whatever its content type says.
@@ -89,16 +110,34 @@ pub async fn read<T: Send + 'static>(
             fetch_all(hosts, urls).await
         }
     };
+    read_value(app, body, move |app, value| read(app, app.fields(value)?, &fetched)).await
+}
+
+/// The same for whatever a body has, whichever model it names.
+pub async fn read_value<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Received,
+    read: impl FnOnce(&App, &Value) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     beside(app, move |app| {
         let value = parse(&body.bytes)?;
         drop(body);
-        read(app, app.fields(&value)?, &fetched)
+        read(app, &value)
     })
     .await
 }
 
+/// The same for a body that is no JSON.
+pub async fn read_bytes<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Received,
+    read: impl FnOnce(&App, &[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    beside(app, move |app| read(app, &body.bytes)).await
+}
+
 /// Runs work that takes a core, as many at once as there are.
-async fn beside<T: Send + 'static>(
+pub async fn beside<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -153,6 +192,18 @@ mod tests {
         assert_eq!(parsed_size(br#"["\\",{"#), 64 + 32 + 256);
         // A prompt of token ids as long as any context, several times.
         assert!(parse(format!("[{}1]", "1,".repeat(2 << 20)).as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_body_says_whom_it_is_for() {
+        let model = |text: &'static str| Received { bytes: Bytes::from(text), _share: None }.model();
+        assert_eq!(
+            model(r#"{"messages":[{"model":"inner"}],"model":"outer \"one\""}"#).as_deref(),
+            Some("outer \"one\"")
+        );
+        for text in [r#"{"messages":[]}"#, r#"{"model":7}"#, r#"{"model":null}"#, "[]", "{"] {
+            assert_eq!(model(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -28,7 +28,16 @@ pub struct Chat {
 
 /// Reads a request; takes as long as its prompt takes to encode.
 pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Chat, ApiError> {
-    let mut generation = Generation::read(fields, &app.speech)?;
+    prepare_generation(app, fields, fetched, Generation::read(fields, &app.speech)?)
+}
+
+/// The same where others say more of the answer.
+pub fn prepare_generation(
+    app: &App,
+    fields: Fields<'_>,
+    fetched: &Fetched,
+    mut generation: Generation,
+) -> Result<Chat, ApiError> {
     if fields.flag("logprobs")? {
         generation.top_logprobs = Some(fields.count("top_logprobs", 0, MOST_TOP_LOGPROBS)?.unwrap_or(0) as usize);
     } else if fields.get("top_logprobs").is_some() {
@@ -73,6 +82,7 @@ pub fn prepare_conversation(
         is_shared: true,
         answers,
         top_logprobs: generation.top_logprobs,
+        ends_loops: generation.ends_loops,
         prompt_tokens: prompt.tokens.len(),
         held: std::mem::take(&mut prompt.held),
     };
@@ -84,10 +94,10 @@ pub fn wants_thinking(fields: Fields<'_>) -> Result<bool, ApiError> {
     if let Some(options) = fields.object("chat_template_kwargs")?
         && options.get("enable_thinking").is_some()
     {
-        return options.flag("enable_thinking");
+        return options.flag("enable_thinking").map_err(|error| error.within("chat_template_kwargs"));
     }
     let effort = match fields.object("reasoning").ok().flatten() {
-        Some(reasoning) => reasoning.text("effort")?,
+        Some(reasoning) => reasoning.text("effort").map_err(|error| error.within("reasoning"))?,
         None => fields.text("reasoning_effort")?,
     };
     Ok(effort.is_some_and(|effort| !["none", "minimal"].contains(&effort)))
@@ -97,8 +107,10 @@ pub fn wants_thinking(fields: Fields<'_>) -> Result<bool, ApiError> {
 pub fn wants_generation_prompt(fields: Fields<'_>) -> Result<bool, ApiError> {
     let name = "add_generation_prompt";
     let options = fields.object("chat_template_kwargs")?.filter(|options| options.get(name).is_some());
+    let is_inside = options.is_some();
     let fields = options.unwrap_or(fields);
-    Ok(fields.get(name).is_none() || fields.flag(name)?)
+    let flag = fields.flag(name).map_err(|error| if is_inside { error.within("chat_template_kwargs") } else { error });
+    Ok(fields.get(name).is_none() || flag?)
 }
 
 /// Variables for the template that have no other place in a request.
@@ -175,6 +187,8 @@ pub struct ChatEvents {
     pub choices: usize,
     pub has_logprobs: bool,
     pub include_usage: bool,
+    /// What the request has taken so far, where every chunk says it.
+    pub measured: Option<Usage>,
 }
 
 impl ChatEvents {
@@ -183,6 +197,9 @@ impl ChatEvents {
         let mut chunk = self.envelope.with(vec![choice]);
         if self.include_usage {
             chunk.insert("usage".into(), Value::Null);
+        }
+        if let Some(usage) = self.measured {
+            chunk.insert("timings".into(), usage.timings());
         }
         event(out, &Value::Object(chunk));
     }
@@ -219,6 +236,10 @@ impl Events for ChatEvents {
         for choice in 0..self.choices {
             self.chunk(choice, json!({ "role": "assistant", "content": "" }), Value::Null, None, out);
         }
+    }
+
+    fn measure(&mut self, usage: Usage) {
+        self.measured = self.measured.map(|_| usage);
     }
 
     fn update(&mut self, update: Update, out: &mut String) {

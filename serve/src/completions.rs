@@ -43,9 +43,15 @@ pub struct Echo {
 }
 
 pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
-    let mut generation = Generation::read(fields, &app.speech)?;
+    prepare_generation(app, fields, Generation::read(fields, &app.speech)?)
+}
+
+/// The same where others say more of the answer.
+pub fn prepare_generation(app: &App, fields: Fields<'_>, mut generation: Generation) -> Result<Completion, ApiError> {
     generation.top_logprobs = fields.count("logprobs", 0, MOST_TOP_LOGPROBS)?.map(|top| top as usize);
-    generation.most = generation.most.or(Some(USUAL));
+    if !fields.is_unlimited("max_tokens") {
+        generation.most = generation.most.or(Some(USUAL));
+    }
     generation.echoes = fields.flag("echo")?;
     if fields.count("best_of", 1, u64::MAX)?.is_some_and(|best_of| best_of > generation.choices as u64) {
         return Err(ApiError::invalid("best_of", "best_of must not be more than n"));
@@ -71,8 +77,8 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
         requests.extend(generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?);
     }
     let answers = requests.iter().map(|_| Answer::plain(generation.stop.clone())).collect();
-    let top_logprobs = generation.top_logprobs;
-    let prepared = Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens, held: Vec::new() };
+    let Generation { top_logprobs, ends_loops, .. } = generation;
+    let prepared = Prepared { requests, is_shared, answers, top_logprobs, ends_loops, prompt_tokens, held: Vec::new() };
     Ok(Completion { generation, prepared, echoes })
 }
 

@@ -24,8 +24,8 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep, timeout};
 
+use crate::models::Models;
 use crate::record::{Client, Notice, RequestLine, Sink};
-use crate::state::State;
 
 /// A connection may take so long to send the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ async fn listen_at(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
 #[derive(Clone)]
 pub struct Connections {
     pub router: Router,
-    pub state: Arc<State>,
+    pub models: Arc<Models>,
     pub stall: Stall,
     pub sink: Option<Sink>,
     /// Says that the server ends.
@@ -127,7 +127,7 @@ impl Connections {
         {
             _ = SockRef::from(&stream).set_tcp_notsent_lowat(MOST_UNSENT);
         }
-        let Connections { router, state, stall, sink, mut closed } = self;
+        let Connections { router, models, stall, sink, mut closed } = self;
         let client = Arc::new(Client { address, has_stalled: AtomicBool::new(false) });
         let line = Arc::new(Line {
             stream,
@@ -135,7 +135,7 @@ impl Connections {
             is_flushed: AtomicBool::new(true),
             has_begun: AtomicBool::new(false),
         });
-        let wire = Wire { line: Arc::clone(&line), client: Arc::clone(&client), state, limits: stall, stalled: None };
+        let wire = Wire { line: Arc::clone(&line), client: Arc::clone(&client), models, limits: stall, stalled: None };
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(Arc::clone(&client));
@@ -182,15 +182,17 @@ fn refused_head(client: SocketAddr, error: &hyper::Error) -> RequestLine {
         method: "-".into(),
         path: "-".into(),
         status: if error.is_parse_too_large() { 431 } else { 400 },
-        model: String::new(),
+        model: None,
         request_id: String::new(),
         prompt_tokens: None,
         cached_tokens: None,
         output_tokens: None,
+        queued: None,
         first_token: None,
         total: Duration::ZERO,
         finish_reason: None,
         error: Some("bad_head"),
+        traceparent: None,
     }
 }
 
@@ -259,7 +261,7 @@ impl Drop for Answering {
 struct Wire {
     line: Arc<Line>,
     client: Arc<Client>,
-    state: Arc<State>,
+    models: Arc<Models>,
     limits: Stall,
     /// Since when nothing went through, and when that is looked at again.
     stalled: Option<(Instant, Pin<Box<Sleep>>)>,
@@ -272,7 +274,7 @@ impl Wire {
         let (since, timer) = self.stalled.get_or_insert_with(begin);
         loop {
             ready!(timer.as_mut().poll(context));
-            if self.state.waiting() > 0 || since.elapsed() >= self.limits.at_most {
+            if self.models.waiting() > 0 || since.elapsed() >= self.limits.at_most {
                 self.client.has_stalled.store(true, Ordering::Relaxed);
                 return Poll::Ready(io::Error::new(ErrorKind::TimedOut, "the client does not read"));
             }

@@ -36,7 +36,10 @@ impl Dialect {
             Dialect::OpenAi => error.json(),
             Dialect::Anthropic => {
                 let kind = anthropic_kind(self.status(error.status));
-                json!({ "type": "error", "error": { "type": kind, "message": error.message } })
+                // By these words its clients know that a conversation must become shorter.
+                let is_too_long = error.code == "context_length_exceeded";
+                let message = format!("{}{}", if is_too_long { "prompt is too long: " } else { "" }, error.message);
+                json!({ "type": "error", "error": { "type": kind, "message": message } })
             }
             Dialect::Ollama => json!({ "error": error.message }),
         }

@@ -5,6 +5,7 @@
 
 use std::sync::mpsc;
 use std::thread;
+use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -25,6 +26,7 @@ enum Content {
         token: u32,
         logits: Vec<f32>,
         top: Option<usize>,
+        at: Instant,
     },
     /// A token of the prompt, and the logits before it.
     Prompt {
@@ -47,7 +49,7 @@ impl PendingReply {
         logits: Vec<f32>,
         top: Option<usize>,
     ) -> PendingReply {
-        PendingReply { to: to.clone(), content: Content::Token { choice, token, logits, top } }
+        PendingReply { to: to.clone(), content: Content::Token { choice, token, logits, top, at: Instant::now() } }
     }
 
     pub fn prompt(
@@ -63,8 +65,8 @@ impl PendingReply {
     fn send(self) {
         let reply = match self.content {
             Content::Reply(reply) => reply,
-            Content::Token { choice, token, logits, top } => {
-                Reply::Token { choice, token, logprobs: top.map(|top| logprobs(&logits, token, top)) }
+            Content::Token { choice, token, logits, top, at } => {
+                Reply::Token { choice, token, logprobs: top.map(|top| logprobs(&logits, token, top)), at }
             }
             Content::Prompt { choice, token, logits, top } => {
                 Reply::Prompt { choice, logprobs: logprobs(&logits, token, top) }

@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
 use gemma4c_runtime::engine::RequestError;
 use serde_json::{Value, json};
 
@@ -77,6 +78,12 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_IMPLEMENTED, "invalid_request_error", "unsupported", message)
     }
 
+    /// The same of a field within an object: its name begins the message.
+    pub fn within(self, object: &str) -> ApiError {
+        let param = self.param.map(|field| format!("{object}.{field}"));
+        ApiError { param, message: format!("{object}.{}", self.message), ..self }
+    }
+
     pub fn json(&self) -> Value {
         let ApiError { kind, code, param, message, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
@@ -109,6 +116,12 @@ impl From<RequestError> for ApiError {
             }
             _ => ApiError::bad_request("invalid_value", message),
         }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        self.response()
     }
 }
 

@@ -10,10 +10,12 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::ApiError;
+use crate::house::House;
 use crate::media::Held;
 use crate::reply::Reply;
-use crate::state::{Active, State};
-use crate::worker::{Job, Worker};
+use crate::slot::{Lease, Slot};
+use crate::state::Active;
+use crate::worker::Job;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +28,16 @@ pub struct Deadlines {
 
 /// A request that the engine has.
 pub struct Exchange {
-    worker: Worker,
+    /// Keeps the model in memory.
+    lease: Lease,
     ticket: u64,
     replies: mpsc::UnboundedReceiver<Reply>,
     deadline: Instant,
     whole: Duration,
     /// Tokens of the prompt that were not computed again.
     pub cached: u32,
+    /// When it had its memory.
+    pub admitted: std::time::Instant,
     /// The memory of its pictures and sounds.
     pub held: Held,
     _active: Active,
@@ -41,48 +46,51 @@ pub struct Exchange {
 /// Whoever goes away takes the request along: its memory is free with the engine's next step.
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.worker.cancel(self.ticket);
+        self.lease.worker.cancel(self.ticket);
     }
 }
 
 impl Exchange {
     /// Queues a request and waits until it has its memory.
     pub async fn begin(
-        worker: &Worker,
-        state: &Arc<State>,
+        house: &Arc<House>,
+        slot: &Arc<Slot>,
         requests: Vec<Request>,
         is_shared: bool,
         top_logprobs: Option<usize>,
         deadlines: Deadlines,
     ) -> Result<Exchange, ApiError> {
         static TICKETS: AtomicU64 = AtomicU64::new(0);
-        state.check()?;
-        let active = state.begin();
+        slot.state.check()?;
+        let active = slot.state.begin();
         let each = if is_shared { 1 } else { requests.len() };
-        let place = state.queue(requests.iter().take(each).map(|request| request.prompt.len()).sum())?;
+        let place = slot.state.queue(requests.iter().take(each).map(|request| request.prompt.len()).sum())?;
+        let now = Instant::now();
+        let too_late = |_| {
+            let message = format!("the request was not begun within {} seconds", deadlines.queue.as_secs());
+            ApiError::timeout("queue_timeout", message)
+        };
+        let lease = timeout_at(now + deadlines.queue, house.lease(slot)).await.map_err(too_late)??;
         let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
         let (sender, replies) = mpsc::unbounded_channel();
         let job = Job { ticket, choices: requests, is_shared, top_logprobs, replies: sender, place };
-        worker.submit(job)?;
-        let now = Instant::now();
+        lease.worker.submit(job)?;
         let mut exchange = Exchange {
-            worker: worker.clone(),
+            lease,
             ticket,
             replies,
             deadline: now + deadlines.whole,
             whole: deadlines.whole,
             cached: 0,
+            admitted: now.into_std(),
             held: Held::new(),
             _active: active,
         };
         let admitted = timeout_at(now + deadlines.queue, exchange.replies.recv()).await;
-        match admitted {
-            Err(_) => {
-                let message = format!("the request was not begun within {} seconds", deadlines.queue.as_secs());
-                Err(ApiError::timeout("queue_timeout", message))
-            }
-            Ok(Some(Reply::Admitted { cached })) => {
-                exchange.cached = cached;
+        match admitted.map_err(too_late) {
+            Err(error) => Err(error),
+            Ok(Some(Reply::Admitted { cached, at })) => {
+                (exchange.cached, exchange.admitted) = (cached, at);
                 Ok(exchange)
             }
             Ok(Some(Reply::Failed(error))) => Err(error),
@@ -105,7 +113,7 @@ impl Exchange {
 
     /// One choice is complete; the others go on.
     pub fn cancel_choice(&self, choice: usize) {
-        self.worker.cancel_choice(self.ticket, choice);
+        self.lease.worker.cancel_choice(self.ticket, choice);
     }
 
     /// What has come already.

@@ -52,6 +52,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Whether a limit is llama-server's word for none, -1.
+    pub fn is_unlimited(self, name: &str) -> bool {
+        self.get(name).and_then(Value::as_i64) == Some(-1)
+    }
+
     pub fn flag(self, name: &str) -> Result<bool, ApiError> {
         match self.get(name) {
             None => Ok(false),

@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::penalties;
 use crate::prompt::Prompt;
 use crate::rules::{Guide, Rules};
 use crate::speech::Speech;
@@ -22,12 +23,13 @@ pub const MOST_CHOICES: u64 = 16;
 /// Tokens beside each one whose log probabilities may be asked for.
 pub const MOST_TOP_LOGPROBS: u64 = 20;
 const MOST_STOPS: usize = 4;
-const MOST_BIASES: usize = 1024;
 
 /// What a request says about its answer.
 #[derive(Clone, Debug)]
 pub struct Generation {
     pub most: Option<u32>,
+    /// Whether more than there is space for may be asked for, and as much as fits is meant.
+    pub is_ceiling: bool,
     pub sampling: Sampling,
     pub seed: u64,
     pub choices: usize,
@@ -37,19 +39,26 @@ pub struct Generation {
     pub echoes: bool,
     /// Tokens of thoughts, at most.
     pub most_thoughts: Option<u32>,
-    penalties: Penalties,
+    pub penalties: Penalties,
+    /// An answer that goes round in circles ends.
+    pub ends_loops: bool,
     ignore_eos: bool,
     min_tokens: u32,
     salt: Arc<[u8]>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Every chunk of a stream says what it took so far, as llama-server's do.
+    pub has_timings: bool,
 }
 
 impl Generation {
     pub fn read(fields: Fields<'_>, speech: &Speech) -> Result<Generation, ApiError> {
         let limit = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
         let limit = limit.into_iter().find(|name| fields.get(name).is_some()).unwrap_or("max_tokens");
-        let most = fields.count(limit, 0, u32::MAX as u64)?.map(|most| most as u32);
+        let most = match fields.is_unlimited(limit) {
+            true => None,
+            false => fields.count(limit, 0, u32::MAX as u64)?.map(|most| most as u32),
+        };
         let usual = speech.sampling;
         let sampling = Sampling {
             temperature: fields.number("temperature", ranges::TEMPERATURE)?.map_or(usual.temperature, |n| n as f32),
@@ -60,21 +69,21 @@ impl Generation {
                 _ => fields.count("top_k", 0, u32::MAX as u64)?.map_or(usual.top_k, |k| k as u32),
             },
         };
-        let penalties = Penalties {
-            presence: fields.number("presence_penalty", ranges::PRESENCE_PENALTY)?.unwrap_or(0.0) as f32,
-            frequency: fields.number("frequency_penalty", ranges::FREQUENCY_PENALTY)?.unwrap_or(0.0) as f32,
-            repetition: fields.number("repetition_penalty", ranges::REPETITION_PENALTY)?.unwrap_or(1.0) as f32,
-            min_p: fields.number("min_p", ranges::MIN_P)?.unwrap_or(0.0) as f32,
-            biases: biases(fields, speech.vocab_size)?,
-        };
         let salt = fields.text("cache_salt")?.unwrap_or_default();
         if salt.len() > LONGEST_SALT {
             let message = format!("cache_salt must have at most {LONGEST_SALT} bytes; found {}", salt.len());
             return Err(ApiError::invalid("cache_salt", message));
         }
+        let ignore_eos = fields.flag("ignore_eos")?;
+        // Whoever wants tokens for their number wants all of them.
+        let ends_loops = match fields.get("detect_repetition") {
+            None => !ignore_eos,
+            Some(_) => fields.flag("detect_repetition")?,
+        };
         let stream_options = fields.object("stream_options")?;
         Ok(Generation {
             most,
+            is_ceiling: false,
             sampling,
             seed: fields.seed()?.unwrap_or_else(any_seed),
             choices: fields.count("n", 1, MOST_CHOICES)?.unwrap_or(1) as usize,
@@ -82,12 +91,14 @@ impl Generation {
             top_logprobs: None,
             echoes: false,
             most_thoughts: most_thoughts(fields)?,
-            penalties,
-            ignore_eos: fields.flag("ignore_eos")?,
+            penalties: penalties::read(fields, speech)?,
+            ends_loops,
+            ignore_eos,
             min_tokens: fields.count("min_tokens", 0, u32::MAX as u64)?.unwrap_or(0) as u32,
             salt: salt.as_bytes().into(),
             stream: fields.flag("stream")?,
             include_usage: stream_options.map_or(Ok(false), |options| options.flag("include_usage"))?,
+            has_timings: fields.flag("timings_per_token")?,
         })
     }
 
@@ -112,6 +123,7 @@ impl Generation {
         }
         let most = match self.most {
             None => (most_unasked as usize).min(room) as u32,
+            Some(most) if self.is_ceiling => (most as usize).min(room) as u32,
             Some(most) if most as usize > room => {
                 let more = format!("{tokens} in the prompt, {most} for the completion");
                 return Err(ApiError::context_exceeded(speech.context, tokens + most as usize, &more));
@@ -167,33 +179,18 @@ fn most_thoughts(fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
         Ok(fields.count(name, 0, u32::MAX as u64)?.map(|most| most as u32)) as Result<Option<u32>, ApiError>
     };
     for name in ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"] {
-        // llama-server's word for no limit.
-        let is_unlimited = fields.get(name).and_then(Value::as_i64) == Some(-1);
-        if let Some(most) = if is_unlimited { None } else { count(fields, name)? } {
+        if let Some(most) = if fields.is_unlimited(name) { None } else { count(fields, name)? } {
             return Ok(Some(most));
         }
     }
     if let Some(options) = fields.object("chat_template_kwargs")?
-        && let Some(most) = count(options, "thinking_budget")?
+        && let Some(most) = count(options, "thinking_budget").map_err(|error| error.within("chat_template_kwargs"))?
     {
         return Ok(Some(most));
     }
-    fields.object("reasoning").ok().flatten().map_or(Ok(None), |reasoning| count(reasoning, "max_tokens"))
-}
-
-fn biases(fields: Fields<'_>, vocab: u32) -> Result<Arc<[(u32, f32)]>, ApiError> {
-    let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Arc::default()) };
-    if biases.len() > MOST_BIASES {
-        let message = format!("logit_bias must name at most {MOST_BIASES} tokens; found {}", biases.len());
-        return Err(ApiError::invalid("logit_bias", message));
-    }
-    let bias = |(token, value): (&String, &Value)| {
-        let token: Option<u32> = token.parse().ok().filter(|token| *token < vocab);
-        let value = value.as_f64().filter(|value| (-100.0..=100.0).contains(value));
-        token.zip(value.map(|value| value as f32)).ok_or_else(|| {
-            let message = format!("logit_bias must map token ids below {vocab} to numbers from -100 to 100");
-            ApiError::invalid("logit_bias", message)
-        })
-    };
-    biases.iter().map(bias).collect()
+    fields
+        .object("reasoning")
+        .ok()
+        .flatten()
+        .map_or(Ok(None), |reasoning| count(reasoning, "max_tokens").map_err(|error| error.within("reasoning")))
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, 
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::dialect::Dialect;
@@ -16,14 +16,16 @@ use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::keys::Keys;
 use crate::media::Fetched;
+use crate::models::Models;
 use crate::record::{Client, Record, Sink};
+use crate::scrape::{self, Told};
 use crate::sse::Events;
-use crate::{body, chat, completions, page, responses, sse, tokens};
+use crate::{anthropic, body, chat, completions, llama, ollama, page, responses, sse, tokens, transcription};
 
 /// What the layer around all handlers needs.
 #[derive(Clone)]
 pub struct Gate {
-    pub app: Arc<App>,
+    pub models: Arc<Models>,
     pub keys: Arc<Keys>,
     /// The one origin whose pages may call.
     pub cors: Option<HeaderValue>,
@@ -33,7 +35,7 @@ pub struct Gate {
 
 type Answered = Result<Response<Body>, ApiError>;
 
-pub fn router(app: Arc<App>, gate: Gate) -> Router {
+pub fn router(gate: Gate) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/page/{file}", get(page))
@@ -41,8 +43,10 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
         .route("/chat/completions", post(answer_chat))
         .route("/v1/completions", post(answer_completion))
         .route("/v1/responses", post(answer_response))
-        .route("/v1/models", get(models))
-        .route("/models", get(models))
+        .merge(anthropic::routes::routes())
+        .merge(transcription::routes::routes())
+        .route("/v1/models", get(list))
+        .route("/models", get(list))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -52,9 +56,11 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
         .route("/metrics", get(metrics))
         .route("/version", get(version))
         .route("/v1/embeddings", post(embeddings))
+        .merge(ollama::routes())
+        .merge(llama::routes())
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
+        .with_state(Arc::clone(&gate.models))
         .layer(middleware::from_fn_with_state(gate, guard))
 }
 
@@ -71,7 +77,10 @@ async fn guard(
     let id = id.unwrap_or_else(new_id);
     let shown_id = String::from_utf8_lossy(id.as_bytes());
     let owner = gate.keys.client(client.address.ip(), request.headers());
-    let record = Record::new(gate.sink.as_ref(), &gate.app.state, client, owner, &request, &shown_id, &gate.app.model);
+    let record = Record::new(gate.sink.as_ref(), &gate.models.hand, client, owner, &request, &shown_id);
+    if let [only] = gate.models.all() {
+        record.set_model(&only.model);
+    }
     request.extensions_mut().insert(Arc::clone(&record));
     let dialect = Dialect::of(request.uri().path());
     let is_preflight = request.method() == Method::OPTIONS;
@@ -89,11 +98,16 @@ async fn guard(
     };
     let mut response = dialect.shape(response);
     let headers = response.headers_mut();
+    if dialect == Dialect::Anthropic {
+        headers.insert("request-id", id.clone());
+    }
     headers.insert("x-request-id", id);
     if let Some(origin) = gate.cors {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         if is_preflight {
-            let any = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+            let any = HeaderValue::from_static(
+                "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta",
+            );
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, any);
             headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
         }
@@ -116,24 +130,24 @@ fn answered(answer: Answered) -> Response<Body> {
 }
 
 async fn answer_chat(
-    Shared(app): Shared<Arc<App>>,
+    Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response<Body> {
-    answered(chat(app, record, headers, body).await)
+    answered(chat(models, record, headers, body).await)
 }
 
-async fn chat(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
-    app.state.check()?;
-    let body = body::receive(&headers, body).await?;
+async fn chat(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+    let (app, body) = models.receive(&headers, body, &record).await?;
     let chat::Chat { generation, prepared } = body::read(&app, body, chat::prepare).await?;
     let has_logprobs = generation.top_logprobs.is_some();
     let progress = app.begin(prepared, record).await?;
     if generation.stream {
         let envelope = app.envelope("chatcmpl-", "chat.completion.chunk");
         let (ping, choices, include_usage) = (app.ping, generation.choices, generation.include_usage);
-        let events = chat::ChatEvents { app, envelope, choices, has_logprobs, include_usage };
+        let measured = generation.has_timings.then(Default::default);
+        let events = chat::ChatEvents { app, envelope, choices, has_logprobs, include_usage, measured };
         return Ok(sse::response(progress, events, ping));
     }
     let envelope = app.envelope("chatcmpl-", "chat.completion");
@@ -142,17 +156,16 @@ async fn chat(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body
 }
 
 async fn answer_completion(
-    Shared(app): Shared<Arc<App>>,
+    Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response<Body> {
-    answered(completion(app, record, headers, body).await)
+    answered(completion(models, record, headers, body).await)
 }
 
-async fn completion(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
-    app.state.check()?;
-    let body = body::receive(&headers, body).await?;
+async fn completion(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+    let (app, body) = models.receive(&headers, body, &record).await?;
     let read = |app: &App, fields: Fields<'_>, _: &Fetched| completions::prepare(app, fields);
     let completions::Completion { generation, prepared, echoes } = body::read(&app, body, read).await?;
     let has_logprobs = generation.top_logprobs.is_some();
@@ -172,17 +185,16 @@ async fn completion(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body
 }
 
 async fn answer_response(
-    Shared(app): Shared<Arc<App>>,
+    Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response<Body> {
-    answered(response(app, record, headers, body).await)
+    answered(response(models, record, headers, body).await)
 }
 
-async fn response(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
-    app.state.check()?;
-    let body = body::receive(&headers, body).await?;
+async fn response(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+    let (app, body) = models.receive(&headers, body, &record).await?;
     let responses::Response { chat, echo } = body::read(&app, body, responses::prepare).await?;
     let mut progress = app.begin(chat.prepared, record).await?;
     let ping = app.ping;
@@ -207,78 +219,110 @@ fn model_json(app: &App) -> Value {
         "owned_by": "gemma4c",
         "max_model_len": app.speech.context,
         "input_modalities": app.senses.modalities(),
+        "status": { "value": if app.slot.is_here() { "loaded" } else { "unloaded" } },
     })
 }
 
-async fn models(Shared(app): Shared<Arc<App>>) -> Response<Body> {
-    json_response(StatusCode::OK, &json!({ "object": "list", "data": [model_json(&app)] }))
+async fn list(Shared(models): Shared<Arc<Models>>) -> Response<Body> {
+    let data: Vec<Value> = models.all().iter().map(|app| model_json(app)).collect();
+    json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
-async fn model(Shared(app): Shared<Arc<App>>, Path(id): Path<String>) -> Response<Body> {
-    match id == app.model {
-        true => json_response(StatusCode::OK, &model_json(&app)),
-        false => app.unknown_model(&id).response(),
+async fn model(Shared(models): Shared<Arc<Models>>, Path(id): Path<String>) -> Response<Body> {
+    match models.all().iter().find(|app| app.is_called(&id)) {
+        Some(app) => json_response(StatusCode::OK, &model_json(app)),
+        None => models.first().unknown_model(&id).response(),
     }
 }
 
-async fn tokenize(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
-    answered(with_body(app, headers, body, tokens::tokenize).await)
+async fn tokenize(
+    Shared(models): Shared<Arc<Models>>,
+    Extension(record): Extension<Arc<Record>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    answered(with_body(models, record, headers, body, tokens::tokenize).await)
 }
 
-async fn detokenize(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
-    answered(with_body(app, headers, body, tokens::detokenize).await)
+async fn detokenize(
+    Shared(models): Shared<Arc<Models>>,
+    Extension(record): Extension<Arc<Record>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    answered(with_body(models, record, headers, body, tokens::detokenize).await)
 }
 
 async fn with_body(
-    app: Arc<App>,
+    models: Arc<Models>,
+    record: Arc<Record>,
     headers: HeaderMap,
     body: Body,
     answer: fn(&App, Fields<'_>) -> Result<Value, ApiError>,
 ) -> Answered {
-    let body = body::receive(&headers, body).await?;
+    let (app, body) = models.receive(&headers, body, &record).await?;
     let answer = body::read(&app, body, move |app, fields, _| answer(app, fields)).await?;
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-async fn health(Shared(app): Shared<Arc<App>>) -> Response<Body> {
-    match app.state.check() {
-        Ok(()) => json_response(StatusCode::OK, &json!({ "status": "ok" })),
-        Err(error) => error.response(),
+async fn health(Shared(models): Shared<Arc<Models>>) -> Response<Body> {
+    match models.all().iter().find_map(|app| app.state.check().err()) {
+        None => json_response(StatusCode::OK, &json!({ "status": "ok" })),
+        Some(error) => error.response(),
     }
 }
 
-async fn metrics(Shared(app): Shared<Arc<App>>) -> Response<Body> {
-    let block_rows = app.ready.get().map_or(0, |ready| ready.block_rows);
-    let text = app.state.metrics.text(&app.model, app.state.waiting(), block_rows);
-    let mut response = Response::new(Body::from(text));
+async fn metrics(Shared(models): Shared<Arc<Models>>) -> Response<Body> {
+    let told: Vec<Told<'_>> = models.all().iter().map(|app| Told::new(app)).collect();
+    let mut response = Response::new(Body::from(scrape::text(&told)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
-async fn version(Shared(app): Shared<Arc<App>>) -> Response<Body> {
-    let ready = app.ready.get();
-    let mut facts = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "model": app.model,
-        "plan_hash": app.fingerprint,
-        "context": app.speech.context,
-        "vocab_size": app.speech.vocab_size,
-        "input_modalities": app.senses.modalities(),
-        "device": ready.map(|ready| ready.device.as_str()),
-        "sequences": ready.map(|ready| ready.sequences),
-        "blocks": ready.map(|ready| ready.blocks),
-        "block_size": ready.map(|ready| ready.block_rows),
-        "memory_bytes": ready.and_then(|ready| ready.memory_bytes),
-    });
-    if let (Value::Object(facts), Value::Object(more)) = (&mut facts, &app.facts) {
-        facts.extend(more.clone());
+/// Of the first model; of several, each has its facts in a list too.
+async fn version(Shared(models): Shared<Arc<Models>>) -> Response<Body> {
+    let mut facts = version_json(models.first());
+    facts.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+    if models.all().len() > 1 {
+        facts.insert("models".into(), models.all().iter().map(|app| Value::Object(version_json(app))).collect());
     }
-    json_response(StatusCode::OK, &facts)
+    json_response(StatusCode::OK, &Value::Object(facts))
 }
 
-/// A file of the chat page.
+/// What the engine says of itself is known while the model is in memory.
+fn version_json(app: &App) -> Map<String, Value> {
+    let ready = app.slot.ready();
+    let ready = ready.as_ref();
+    let mut facts = Map::new();
+    for (name, value) in [
+        ("model", app.model.as_str().into()),
+        ("plan_hash", app.fingerprint.as_str().into()),
+        ("context", app.speech.context.into()),
+        ("vocab_size", app.speech.vocab_size.into()),
+        ("input_modalities", app.senses.modalities().into()),
+        ("device", ready.map(|ready| ready.device.as_str()).into()),
+        ("sequences", ready.map(|ready| ready.sequences).into()),
+        ("blocks", ready.map(|ready| ready.blocks).into()),
+        ("block_size", ready.map(|ready| ready.block_rows).into()),
+        ("memory_bytes", ready.and_then(|ready| ready.memory_bytes).into()),
+    ] {
+        facts.insert(name.into(), value);
+    }
+    facts.extend(app.facts.clone());
+    facts
+}
+
+/// A file of the chat page. Browsers ask for it as HTML; programs that look for ollama do not.
 async fn page(request: Request) -> Response<Body> {
+    let accepted = request.headers().get_all(header::ACCEPT).iter();
+    let is_browser = accepted.filter_map(|types| types.to_str().ok()).any(|types| types.contains("text/html"));
+    if request.uri().path() == "/" && !is_browser {
+        let mut response = Response::new(Body::from("Ollama is running"));
+        let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        return response;
+    }
     match page::file(request.uri().path()) {
         Some(file) => file,
         None => unknown(request).await,

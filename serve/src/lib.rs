@@ -1,4 +1,4 @@
-//! An OpenAI server over an engine: HTTP, text and JSON on one side, token ids on the other.
+//! A server over an engine, of OpenAI's and other APIs: HTTP, text and JSON on one side, token ids on the other.
 //!
 //! ```text
 //! connection ─► fields, template, tokenizer ─► engine's thread ─► tokens ─► language, stop strings ─► events or one answer
@@ -8,14 +8,18 @@
 //! sees neither compiler nor device. It prints nothing: whoever starts it is told when it is ready, and what became of
 //! each request (`record.rs`).
 
+mod about;
 mod answer;
+mod anthropic;
 mod app;
 mod body;
 mod chat;
+mod clock;
 mod completions;
 mod connection;
 mod constrain;
 mod dialect;
+mod dialogue;
 mod dispatcher;
 mod error;
 mod exchange;
@@ -24,38 +28,53 @@ mod follow;
 mod generation;
 mod grammar;
 mod guide;
+mod hand;
+mod house;
 mod http;
 mod keys;
 mod language;
+mod llama;
 mod logprobs;
+mod loops;
 mod media;
 mod memory;
 mod metrics;
+mod models;
+mod ollama;
 mod page;
+mod penalties;
 mod process;
 mod progress;
 mod prompt;
+mod raw;
 mod record;
 mod reply;
 mod responses;
 mod rules;
 mod schema;
+mod scrape;
 mod server;
+mod slot;
 mod speech;
 mod sse;
 mod state;
 mod structure;
 mod tokens;
 mod tools;
+mod transcription;
+mod translated;
 mod worker;
 
 pub use answer::{Answer, Part};
+pub use clock::date_and_time;
 pub use connection::Stall;
+pub use dialogue::{Dialogue, DialogueError};
 pub use exchange::Deadlines;
+pub use house::Room;
 pub use media::AllowedHosts;
 pub use process::{Running, run, start};
 pub use record::{Notice, RequestLine, Sink};
-pub use server::{Options, ServeError};
+pub use server::{Offer, Options, ServeError};
 pub use speech::{Speech, SpeechError};
 pub use state::QueueLimits;
-pub use worker::ServedEngine;
+pub use worker::{OpenError, Opener, ServedEngine};

@@ -7,17 +7,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::state::State;
+use crate::hand::Hand;
 
 /// How long a server must have had nothing to do.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Returns memory each time the server has come to rest.
-pub async fn give_back_at_rest(state: Arc<State>) {
+pub async fn give_back_at_rest(hand: Arc<Hand>) {
     loop {
-        state.has_come_to_rest().await;
+        hand.has_come_to_rest().await;
         tokio::time::sleep(QUIET).await;
-        if state.in_hand() == 0 {
+        if hand.requests() == 0 {
             _ = tokio::task::spawn_blocking(give_back).await;
         }
     }

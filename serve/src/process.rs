@@ -4,25 +4,18 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use gemma4c_plan::Plan;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::server::{Options, ServeError, serve};
-use crate::worker::ServedEngine;
+use crate::server::{Offer, Options, ServeError, serve};
 
-fn runtime<E>() -> Result<Runtime, ServeError<E>> {
+fn runtime() -> Result<Runtime, ServeError> {
     Builder::new_multi_thread().enable_all().build().map_err(ServeError::Runtime)
 }
 
 /// Serves until the process is told to end (SIGTERM or SIGINT): once to let running requests finish, twice to end now.
-pub fn run<E: std::fmt::Display + Send + 'static>(
-    plan: &Plan,
-    options: Options,
-    open: impl FnOnce() -> Result<ServedEngine, E> + Send + 'static,
-    ready: impl FnOnce(SocketAddr),
-) -> Result<(), ServeError<E>> {
+pub fn run(offers: Vec<Offer>, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
     let runtime = runtime()?;
     let ended = runtime.block_on(async {
         let (end, ending) = watch::channel(0);
@@ -35,7 +28,7 @@ pub fn run<E: std::fmt::Display + Send + 'static>(
                 }
             });
         }
-        serve(plan, options, open, ready, ending).await
+        serve(offers, options, ready, ending).await
     });
     // What a client is still told in the background is of no interest any more.
     runtime.shutdown_background();
@@ -43,24 +36,20 @@ pub fn run<E: std::fmt::Display + Send + 'static>(
 }
 
 /// A server in the background of this process.
-pub struct Running<E> {
+pub struct Running {
     pub address: SocketAddr,
     end: watch::Sender<u32>,
-    thread: JoinHandle<Result<(), ServeError<E>>>,
+    thread: JoinHandle<Result<(), ServeError>>,
 }
 
 /// Starts a server and waits until it is ready.
-pub fn start<E: std::fmt::Display + Send + 'static>(
-    plan: Plan,
-    options: Options,
-    open: impl FnOnce() -> Result<ServedEngine, E> + Send + 'static,
-) -> Result<Running<E>, ServeError<E>> {
+pub fn start(offers: Vec<Offer>, options: Options) -> Result<Running, ServeError> {
     let runtime = runtime()?;
     let (end, ending) = watch::channel(0);
     let (ready, when_ready) = mpsc::channel();
     let thread = thread::spawn(move || {
         let ready = move |address| _ = ready.send(address);
-        let ended = runtime.block_on(serve(&plan, options, open, ready, ending));
+        let ended = runtime.block_on(serve(offers, options, ready, ending));
         runtime.shutdown_background();
         ended
     });
@@ -73,14 +62,14 @@ pub fn start<E: std::fmt::Display + Send + 'static>(
     }
 }
 
-impl<E> Running<E> {
+impl Running {
     /// The same as a signal.
     pub fn signal(&self) {
         self.end.send_modify(|count| *count += 1);
     }
 
     /// Waits for the end.
-    pub fn wait(self) -> Result<(), ServeError<E>> {
+    pub fn wait(self) -> Result<(), ServeError> {
         self.thread.join().unwrap_or_else(|_| Err(ServeError::Device("the server has panicked".into())))
     }
 }

@@ -1,12 +1,14 @@
 //! All choices of a request as they come: replies of the engine in, parts of answers out.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gemma4c_runtime::engine::Finish;
 
 use crate::answer::{Answer, Part, Whole};
 use crate::error::ApiError;
 use crate::exchange::Exchange;
+use crate::loops::Loops;
 use crate::record::Record;
 use crate::reply::Reply;
 use crate::speech::Speech;
@@ -16,8 +18,12 @@ use crate::speech::Speech;
 pub struct Update {
     pub choice: usize,
     pub parts: Vec<Part>,
+    /// Its tokens since the last update.
+    pub tokens: Vec<u32>,
     /// Why it has ended, where it has.
     pub finished: Option<&'static str>,
+    /// The stop string that has ended it.
+    pub stop_string: Option<String>,
 }
 
 /// Tokens of a request and of its answer.
@@ -32,6 +38,20 @@ pub struct Usage {
     /// Tokens that were guessed, and those of them that were right.
     pub drafted: u32,
     pub accepted: u32,
+    pub timing: Timing,
+}
+
+/// What the time of a request went into, as the engine's thread saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Since it came.
+    pub total: Duration,
+    /// Until it had its memory: it was read, and waited for its turn.
+    pub queued: Duration,
+    /// From there to its first token.
+    pub prompt: Duration,
+    /// From there to its end.
+    pub generation: Duration,
 }
 
 /// A request that is being answered.
@@ -39,7 +59,13 @@ pub struct Progress {
     exchange: Exchange,
     speech: Arc<Speech>,
     answers: Vec<Answer>,
+    /// One for each choice, where answers end that go round in circles.
+    loops: Vec<Loops>,
     is_open: Vec<bool>,
+    /// Tokens of each choice that no update has told.
+    tokens: Vec<Vec<u32>>,
+    first: Option<Instant>,
+    latest: Option<Instant>,
     /// Of the prompt, and of drafts; what the answers count is added when it is asked for.
     usage: Usage,
     record: Arc<Record>,
@@ -52,11 +78,13 @@ impl Progress {
         exchange: Exchange,
         speech: Arc<Speech>,
         answers: Vec<Answer>,
+        loops: Vec<Loops>,
         usage: Usage,
         record: Arc<Record>,
     ) -> Progress {
         let is_open = vec![true; answers.len()];
-        Progress { exchange, speech, answers, is_open, usage, record, failed: None }
+        let (tokens, first, latest, failed) = (vec![Vec::new(); answers.len()], None, None, None);
+        Progress { exchange, speech, answers, loops, is_open, tokens, first, latest, usage, record, failed }
     }
 
     /// Waits for something, and takes what else is there; nothing once all has ended.
@@ -81,15 +109,20 @@ impl Progress {
 
     fn take(&mut self, reply: Reply, updates: &mut Vec<Update>) {
         let (choice, parts, finished) = match reply {
-            Reply::Token { choice, token, logprobs } if self.is_open[choice] => {
+            Reply::Token { choice, token, logprobs, at } if self.is_open[choice] => {
                 self.record.count_token();
+                self.tokens[choice].push(token);
+                self.first.get_or_insert(at);
+                self.latest = Some(at);
                 let answer = &mut self.answers[choice];
                 let mut parts = answer.token(&self.speech, token, logprobs);
                 let mut finished = None;
-                if answer.has_stopped() {
-                    let (rest, word) = answer.finish(Finish::Stop);
+                let is_loop = self.loops.get_mut(choice).is_some_and(|loops| loops.push(token));
+                if answer.has_stopped() || is_loop {
+                    let (rest, word) = answer.finish(if is_loop { Finish::Length } else { Finish::Stop });
                     parts.extend(rest);
-                    finished = Some(word);
+                    finished = Some(if is_loop && word == "length" { "repetition" } else { word });
+                    self.latest = Some(Instant::now());
                     self.exchange.cancel_choice(choice);
                 }
                 (choice, parts, finished)
@@ -100,7 +133,8 @@ impl Progress {
                 self.usage.accepted += accepted;
                 return;
             }
-            Reply::Finished { choice, reason } if self.is_open[choice] => {
+            Reply::Finished { choice, reason, at } if self.is_open[choice] => {
+                self.latest = Some(at);
                 let (parts, word) = self.answers[choice].finish(reason);
                 (choice, parts, Some(word))
             }
@@ -109,7 +143,9 @@ impl Progress {
         self.is_open[choice] &= finished.is_none();
         finished.into_iter().for_each(|reason| self.record.finish(reason));
         if !parts.is_empty() || finished.is_some() {
-            updates.push(Update { choice, parts, finished });
+            let tokens = std::mem::take(&mut self.tokens[choice]);
+            let stop_string = finished.and_then(|_| self.answers[choice].stop_string().map(String::from));
+            updates.push(Update { choice, parts, tokens, finished, stop_string });
         }
     }
 
@@ -121,7 +157,7 @@ impl Progress {
             if updates.is_empty() {
                 return Ok((all, self.usage()));
             }
-            for Update { choice, parts, finished } in updates {
+            for Update { choice, parts, finished, .. } in updates {
                 all[choice].0.add(parts);
                 all[choice].1 = finished.unwrap_or(all[choice].1);
             }
@@ -137,7 +173,20 @@ impl Progress {
         Usage {
             completion: self.answers.iter().map(|answer| answer.tokens).sum(),
             reasoning: self.answers.iter().map(|answer| answer.reasoning_tokens).sum(),
+            timing: self.timing(),
             ..self.usage
+        }
+    }
+
+    fn timing(&self) -> Timing {
+        let (started, admitted) = (self.record.started(), self.exchange.admitted);
+        let latest = self.latest.unwrap_or(admitted);
+        let first = self.first.unwrap_or(latest);
+        Timing {
+            total: started.elapsed(),
+            queued: admitted.saturating_duration_since(started),
+            prompt: first.saturating_duration_since(admitted),
+            generation: latest.saturating_duration_since(first),
         }
     }
 }

@@ -55,10 +55,20 @@ impl Messages {
         senses: &Senses,
         fetched: &Fetched,
     ) -> Result<Messages, ApiError> {
+        Messages::read_gathered(list.map(|(param, message)| (param, message, &[][..])), senses, fetched)
+    }
+
+    /// The same of messages whose parts were gathered from several places. The names of a message's parts come with it,
+    /// as far as they are not `content[0]` and so on of the message's own.
+    pub fn read_gathered<'a>(
+        list: impl Iterator<Item = (String, &'a Value, &'a [String])>,
+        senses: &Senses,
+        fetched: &Fetched,
+    ) -> Result<Messages, ApiError> {
         let mut messages = Messages::default();
-        for (param, message) in list {
+        for (param, message, parts) in list {
             let mut media = |param: &str, part: &Value| messages.items.take(param, part, senses, fetched);
-            let message = read_message(&param, message, &mut media)?;
+            let message = read_message(&param, message, parts, &mut media)?;
             messages.list.push(message);
             messages.params.push(param);
         }
@@ -67,6 +77,16 @@ impl Messages {
             false => Ok(messages),
         }
     }
+
+    /// What a user says of a sound, which is called `param`.
+    pub fn of_sound(param: &str, samples: &[f32], text: &str, senses: &Senses) -> Result<Messages, ApiError> {
+        let mut messages = Messages::default();
+        let sound = messages.items.take_sound(param, samples, senses)?;
+        let content = Value::Array(vec![sound, text_part(text)]);
+        messages.list.push(Message { role: "user".into(), content, more: Map::new() });
+        messages.params.push(param.into());
+        Ok(messages)
+    }
 }
 
 /// Takes a picture or a sound of a message, under the part's name, and returns what the template knows it as.
@@ -74,12 +94,28 @@ type TakeMedium<'a> = dyn FnMut(&str, &Value) -> Result<Option<Value>, ApiError>
 
 impl Conversation {
     pub fn encode(self, speech: &Speech, senses: &Senses) -> Result<Prompt, ApiError> {
+        let has_system = self.messages.list.first().is_some_and(|message| is_system(&message.role));
+        let has_head = has_system || self.thinking || !self.tools.is_empty();
+        let (rendered, mut items) = self.render(speech, &|text| speech.tokenizer.quote(text))?;
+        let rendered = items.spell_out(rendered)?;
+        let tokens = speech.tokenizer.encode_rendered(&rendered);
+        let (tokens, media, held) = items.place(tokens, senses)?;
+        let snapshot_at = speech.snapshots(&tokens, has_head);
+        Ok(Prompt { tokens, snapshot_at, media, held })
+    }
+
+    /// The text of the prompt. Its markers are nothing but text there, whoever wrote them.
+    pub fn text(self, speech: &Speech) -> Result<String, ApiError> {
+        self.render(speech, &str::to_owned).map(|(rendered, _)| rendered)
+    }
+
+    /// What the template makes of it, with everything that others wrote put through `quote`.
+    fn render(self, speech: &Speech, quote: &dyn Fn(&str) -> String) -> Result<(String, Items), ApiError> {
         let Conversation { messages, tools, thinking, generation_prompt, options } = self;
         let Messages { list: mut messages, params, items } = messages;
         let template = speech.template.as_ref().ok_or_else(|| {
             ApiError::bad_request("invalid_value", "the model has no chat template: use /v1/completions")
         })?;
-        let has_system = messages.first().is_some_and(|message| is_system(&message.role));
         forget_old_thoughts(&mut messages);
         for message in &messages {
             speech.check_length(message.content.as_str().unwrap_or_default())?;
@@ -88,13 +124,12 @@ impl Conversation {
         }
         // Templates find them by their markers, which no text has once it is quoted.
         messages.iter_mut().filter(|message| message.role == "assistant").for_each(strip_thoughts);
-        let quote = |text: &str| speech.tokenizer.quote(text);
         for message in &mut messages {
-            message.content = quoted(&message.content, &quote);
-            message.more = quoted_fields(&message.more, &quote);
+            message.content = quoted(&message.content, quote);
+            message.more = quoted_fields(&message.more, quote);
         }
-        let tools: Vec<Value> = tools.iter().map(|tool| quoted(tool, &quote)).collect();
-        let mut options: Map<String, Value> = quoted_fields(&options, &quote);
+        let tools: Vec<Value> = tools.iter().map(|tool| quoted(tool, quote)).collect();
+        let mut options: Map<String, Value> = quoted_fields(&options, quote);
         options.insert("enable_thinking".into(), thinking.into());
         let rendered = template.render(&messages, &tools, generation_prompt, &options);
         let rendered = rendered.map_err(|error| match error {
@@ -103,13 +138,16 @@ impl Conversation {
                 let message = format!("{param} is a tool's result without its call, which must come before it");
                 ApiError::invalid(param, message)
             }
-            error => ApiError::invalid("messages", error.to_string()),
+            error => {
+                // A schema may be no schema; what it describes is looked at later.
+                let of_tools =
+                    !tools.is_empty() && template.render(&messages, &[], generation_prompt, &options).is_ok();
+                let param = if of_tools { "tools" } else { "messages" };
+                ApiError::invalid(param, format!("{param}: {error}"))
+            }
         })?;
         speech.check_length(&rendered)?;
-        let tokens = speech.tokenizer.encode_rendered(&rendered);
-        let (tokens, media, held) = items.place(tokens, senses)?;
-        let snapshot_at = speech.snapshots(&tokens, has_system || thinking || !tools.is_empty());
-        Ok(Prompt { tokens, snapshot_at, media, held })
+        Ok((rendered, items))
     }
 }
 
@@ -117,7 +155,7 @@ fn is_system(role: &str) -> bool {
     ["system", "developer"].contains(&role)
 }
 
-fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Result<Message, ApiError> {
+fn read_message(param: &str, value: &Value, parts: &[String], media: &mut TakeMedium<'_>) -> Result<Message, ApiError> {
     let Value::Object(fields) = value else {
         return Err(ApiError::invalid(param, format!("{param} is not an object")));
     };
@@ -137,7 +175,7 @@ fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Resul
     let content = match fields.get("content") {
         // A result is often an object, and templates write its fields.
         Some(object @ Value::Object(_)) if role == "tool" => object.clone(),
-        content => read_content(&format!("{param}.content"), role, content, media)?,
+        content => read_content(&format!("{param}.content"), role, content, parts, media)?,
     };
     let mut more = Map::new();
     if let Some(calls) = fields.get("tool_calls").filter(|calls| !calls.is_null()) {
@@ -165,6 +203,7 @@ fn read_content(
     param: &str,
     role: &str,
     content: Option<&Value>,
+    names: &[String],
     media: &mut TakeMedium<'_>,
 ) -> Result<Value, ApiError> {
     let given = match content {
@@ -184,7 +223,7 @@ fn read_content(
                 return Err(ApiError::invalid(param, message));
             }
             (kind, ..) => {
-                let param = format!("{param}[{index}]");
+                let param = names.get(index).cloned().unwrap_or_else(|| format!("{param}[{index}]"));
                 let Some(medium) = media(&param, part)? else {
                     let message = format!("{param} is of type {kind:?}; text, pictures and sounds are read");
                     return Err(ApiError::invalid(&param, message));

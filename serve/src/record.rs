@@ -16,7 +16,7 @@ use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 
 use crate::error::ApiError;
-use crate::state::{InHand, State};
+use crate::hand::{Hand, InHand};
 
 /// What a server says of itself.
 #[derive(Clone, Debug)]
@@ -44,17 +44,22 @@ pub struct RequestLine {
     pub path: String,
     /// 499 where the client went away before there was one.
     pub status: u16,
-    pub model: String,
+    /// Known once it was found what the request is for.
+    pub model: Option<String>,
     pub request_id: String,
     /// Known once the prompt was read.
     pub prompt_tokens: Option<usize>,
     /// Known once it was begun.
     pub cached_tokens: Option<u32>,
     pub output_tokens: Option<u32>,
+    /// From its arrival until it had its memory.
+    pub queued: Option<Duration>,
     pub first_token: Option<Duration>,
     pub total: Duration,
     pub finish_reason: Option<String>,
     pub error: Option<&'static str>,
+    /// The W3C header that says which trace it belongs to.
+    pub traceparent: Option<String>,
 }
 
 /// Gets what a server says of itself.
@@ -98,17 +103,20 @@ pub struct Record {
     /// Asked by machines every few seconds: worth a line only when it fails.
     is_probe: bool,
     request_id: String,
-    model: String,
+    /// Known once it was found what the request is for.
+    model: OnceLock<String>,
     answer: Mutex<Answered>,
-    prompt_tokens: OnceLock<usize>,
-    cached_tokens: OnceLock<u32>,
     output_tokens: AtomicU32,
+    queued: OnceLock<Duration>,
     first_token: OnceLock<Duration>,
+    traceparent: Option<String>,
     _in_hand: Option<InHand>,
 }
 
 #[derive(Default)]
 struct Answered {
+    prompt_tokens: Option<usize>,
+    cached_tokens: Option<u32>,
     status: Option<u16>,
     error: Option<&'static str>,
     finish_reasons: Vec<&'static str>,
@@ -123,12 +131,11 @@ const LONGEST_PATH: usize = 200;
 impl Record {
     pub fn new<B>(
         sink: Option<&Sink>,
-        state: &Arc<State>,
+        hand: &Arc<Hand>,
         client: Arc<Client>,
         owner: u64,
         request: &Request<B>,
         request_id: &str,
-        model: &str,
     ) -> Arc<Record> {
         let path = request.uri().path();
         let is_probe = PROBES.contains(&path);
@@ -141,13 +148,13 @@ impl Record {
             path: path.chars().take(LONGEST_PATH).collect(),
             is_probe,
             request_id: request_id.to_owned(),
-            model: model.to_owned(),
+            model: OnceLock::new(),
             answer: Mutex::default(),
-            prompt_tokens: OnceLock::new(),
-            cached_tokens: OnceLock::new(),
             output_tokens: AtomicU32::new(0),
+            queued: OnceLock::new(),
             first_token: OnceLock::new(),
-            _in_hand: (!is_probe).then(|| state.take_in_hand()),
+            traceparent: request.headers().get("traceparent").and_then(|value| Some(value.to_str().ok()?.to_owned())),
+            _in_hand: (!is_probe).then(|| hand.take()),
         })
     }
 
@@ -155,12 +162,24 @@ impl Record {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set_prompt_tokens(&self, tokens: usize) {
-        _ = self.prompt_tokens.set(tokens);
+    /// When it came.
+    pub fn started(&self) -> Instant {
+        self.started
     }
 
-    pub fn set_cached_tokens(&self, tokens: u32) {
-        _ = self.cached_tokens.set(tokens);
+    pub fn set_model(&self, model: &str) {
+        _ = self.model.set(model.to_owned());
+    }
+
+    /// A prompt was read: of a long sound several are.
+    pub fn add_prompt_tokens(&self, tokens: usize) {
+        *self.answer().prompt_tokens.get_or_insert(0) += tokens;
+    }
+
+    /// It has its memory, and so much of its prompt need not be computed.
+    pub fn add_cached_tokens(&self, tokens: u32) {
+        *self.answer().cached_tokens.get_or_insert(0) += tokens;
+        _ = self.queued.set(self.started.elapsed());
     }
 
     pub fn count_token(&self) {
@@ -197,22 +216,24 @@ impl Record {
             true => "client_stalled",
             false => "client_gone",
         };
-        let was_begun = self.cached_tokens.get().is_some();
+        let was_begun = answer.cached_tokens.is_some();
         RequestLine {
             time: SystemTime::now(),
             client: self.client.address,
             method: self.method.clone(),
             path: self.path.clone(),
             status: answer.status.unwrap_or(499),
-            model: self.model.clone(),
+            model: self.model.get().cloned(),
             request_id: self.request_id.clone(),
-            prompt_tokens: self.prompt_tokens.get().copied(),
-            cached_tokens: self.cached_tokens.get().copied(),
+            prompt_tokens: answer.prompt_tokens,
+            cached_tokens: answer.cached_tokens,
             output_tokens: was_begun.then(|| self.output_tokens.load(Ordering::Relaxed)),
+            queued: self.queued.get().copied(),
             first_token: self.first_token.get().copied(),
             total: self.started.elapsed(),
             finish_reason: (!answer.finish_reasons.is_empty()).then(|| answer.finish_reasons.join(",")),
             error: answer.error.or_else(|| (!answer.is_complete).then_some(cut)),
+            traceparent: self.traceparent.clone(),
         }
     }
 }

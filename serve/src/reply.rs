@@ -1,5 +1,7 @@
 //! What comes back of a request, from the engine's thread to the task that waits for it.
 
+use std::time::Instant;
+
 use gemma4c_runtime::engine::Finish;
 
 use crate::error::ApiError;
@@ -11,6 +13,7 @@ pub enum Reply {
     /// Its first sequence has its memory; so many tokens of the prompt were kept from before.
     Admitted {
         cached: u32,
+        at: Instant,
     },
     /// How likely a token of the prompt was.
     Prompt {
@@ -27,10 +30,12 @@ pub enum Reply {
         choice: usize,
         token: u32,
         logprobs: Option<Logprobs>,
+        at: Instant,
     },
     Finished {
         choice: usize,
         reason: Finish,
+        at: Instant,
     },
     /// All of it has ended.
     Failed(ApiError),

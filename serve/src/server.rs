@@ -1,27 +1,42 @@
-//! A server's life: it listens, loads, answers, and on a signal lets what runs come to its end.
+//! A server's life: it listens, loads its first model, answers, and on a signal lets what runs come to its end.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
 use gemma4c_plan::Plan;
-use serde_json::json;
+use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::about::About;
 use crate::app::{App, now};
 use crate::connection::{Connections, Stall, listen};
 use crate::exchange::Deadlines;
 use crate::grammar::Grammars;
+use crate::house::{House, Room};
 use crate::http::{Gate, router};
 use crate::keys::Keys;
 use crate::media::{AllowedHosts, Senses};
 use crate::memory::give_back_at_rest;
+use crate::models::Models;
 use crate::record::{Notice, Sink};
+use crate::slot::Slot;
 use crate::speech::{Speech, SpeechError};
-use crate::state::{QueueLimits, State};
-use crate::worker::{ServedEngine, Worker};
+use crate::state::{Health, QueueLimits, State};
+use crate::worker::{OpenError, Opener};
+
+/// A model that a server offers.
+pub struct Offer {
+    /// Its name for clients.
+    pub model: String,
+    /// What else they may call it.
+    pub aliases: Vec<String>,
+    pub plan: Plan,
+    pub open: Box<Opener>,
+}
 
 /// What a server is told.
 #[derive(Clone, Debug)]
@@ -30,9 +45,10 @@ pub struct Options {
     pub host: String,
     /// 0 takes a free one.
     pub port: u16,
-    /// The model's name for clients.
-    pub model: String,
+    /// Requests may name any model: one that is not offered is the first.
     pub takes_any_model: bool,
+    /// Models that may be in memory at once.
+    pub room: Room,
     /// Keys, one a line; empty for none.
     pub api_keys: String,
     /// The origin whose pages may call.
@@ -61,8 +77,8 @@ impl Default for Options {
         Options {
             host: "127.0.0.1".into(),
             port: 8080,
-            model: "gemma4".into(),
             takes_any_model: false,
+            room: Room::default(),
             api_keys: String::new(),
             cors: None,
             max_output: 4096,
@@ -81,9 +97,13 @@ impl Default for Options {
 
 /// Why a server does not start, or has ended.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError<E> {
+pub enum ServeError {
+    #[error("no model is offered")]
+    NoModel,
+    #[error("two models are called {0:?}")]
+    SameName(String),
     #[error("{0}")]
-    Open(E),
+    Open(OpenError),
     #[error(transparent)]
     Speech(#[from] SpeechError),
     #[error("cannot listen on {host}, port {port}: {error}")]
@@ -101,82 +121,50 @@ pub enum ServeError<E> {
 /// How often a server that waits for its last requests says so.
 const SAY_AGAIN: Duration = Duration::from_secs(3);
 
-/// Serves a plan until `end` is told to: once to let running requests finish, twice to end now. `open` opens the
-/// engine, on the thread that will own it. `ready` is given the (first) address when the first request can be answered.
-pub async fn serve<E: std::fmt::Display + Send + 'static>(
-    plan: &Plan,
+/// Serves models until `end` is told to: once to let running requests finish, twice to end now. `ready` is given the
+/// (first) address when the first model is loaded.
+pub async fn serve(
+    offers: Vec<Offer>,
     options: Options,
-    open: impl FnOnce() -> Result<ServedEngine, E> + Send + 'static,
     ready: impl FnOnce(SocketAddr),
     mut end: watch::Receiver<u32>,
-) -> Result<(), ServeError<E>> {
-    let speech = Arc::new(Speech::new(plan)?);
-    let bytes = plan.to_bytes().map_err(|error| ServeError::Hash(error.to_string()))?;
-    let fingerprint = format!("{:032x}", xxh3_128(&bytes));
+) -> Result<(), ServeError> {
     let cors = options.cors.as_ref().map(|origin| HeaderValue::from_str(origin));
     let cors = cors.transpose().map_err(|_| ServeError::Origin(options.cors.clone().unwrap_or_default()))?;
+    let (models, house) = models(offers, &options)?;
     let refused = |error| ServeError::Listen { host: options.host.clone(), port: options.port, error };
     let listeners = listen(&options.host, options.port).await.map_err(refused)?;
     let address = listeners[0].local_addr().map_err(refused)?;
-
-    let state = Arc::new(State::new(options.queue));
-    let (worker, when_ready) = Worker::start(open, Arc::clone(&state));
-    let gpu = plan.cuda.as_ref().map(|cuda| cuda.program.gpu.to_string());
-    let buckets = plan.cuda.iter().flat_map(|cuda| &cuda.program.phases).map(|phase| phase.rows);
-    let grammars = Arc::new(Grammars::new(Arc::clone(&speech)));
-    let senses = Senses::new(plan, options.image_tokens, options.media_hosts.clone(), options.media_bytes);
-    let app = Arc::new(App {
-        speech,
-        senses,
-        state: Arc::clone(&state),
-        worker: worker.clone(),
-        grammars: Arc::clone(&grammars),
-        model: options.model.clone(),
-        takes_any_model: options.takes_any_model,
-        fingerprint,
-        max_output: options.max_output,
-        deadlines: options.deadlines,
-        created: now(),
-        ping: options.ping,
-        readers: Semaphore::new(std::thread::available_parallelism().map_or(4, usize::from).max(2)),
-        ready: OnceLock::new(),
-        facts: json!({ "compiled_for": gpu, "phases": buckets.collect::<Vec<_>>() }),
-    });
-    // Whoever asks for a grammar before that waits.
-    tokio::task::spawn_blocking(move || grammars.prepare());
-    let gate = Gate {
-        app: Arc::clone(&app),
-        keys: Arc::new(Keys::parse(&options.api_keys)),
-        cors,
-        sink: options.sink.clone(),
-    };
-    let router = router(Arc::clone(&app), gate);
+    for app in models.all() {
+        let grammars = Arc::clone(&app.grammars);
+        // Whoever asks for a grammar before that waits.
+        tokio::task::spawn_blocking(move || grammars.prepare());
+    }
+    let keys = Arc::new(Keys::parse(&options.api_keys));
+    let router = router(Gate { models: Arc::clone(&models), keys, cors, sink: options.sink.clone() });
     let (close, closed) = watch::channel(false);
     let connections =
-        Connections { router, state: Arc::clone(&state), stall: options.stall, sink: options.sink.clone(), closed };
-    let accepting = tokio::spawn(connections.accept(listeners));
-    let giving_back = tokio::spawn(give_back_at_rest(Arc::clone(&state)));
+        Connections { router, models: Arc::clone(&models), stall: options.stall, sink: options.sink.clone(), closed };
+    let tasks = [
+        tokio::spawn(connections.accept(listeners)),
+        tokio::spawn(give_back_at_rest(Arc::clone(&models.hand))),
+        tokio::spawn(Arc::clone(&house).empty_when_idle()),
+    ];
+    let _tasks = AbortOnDrop(tasks.map(|task| task.abort_handle()));
 
-    let facts = tokio::select! {
-        facts = when_ready => facts,
-        _ = end.changed() => {
-            accepting.abort();
-            giving_back.abort();
-            return Ok(());
-        }
-    };
-    match facts {
-        Ok(Ok(facts)) => _ = app.ready.set(facts),
-        Ok(Err(error)) => return Err(ServeError::Open(error)),
-        Err(_) => return Err(ServeError::Device("its thread has ended".into())),
+    let first = models.first();
+    tokio::select! {
+        came = house.bring_first(&first.slot) => came.map_err(ServeError::Open)?,
+        _ = end.changed() => return Ok(()),
     }
+    first.state.set_health(Health::Ready);
     ready(address);
 
     // A sender that is gone is a signal too: nobody could give another.
     _ = end.changed().await;
-    state.drain();
+    models.all().iter().for_each(|app| app.state.drain());
     let has_ended = async {
-        while state.active() > 0 {
+        while models.active() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -185,32 +173,102 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
         () = has_ended => {}
         () = tokio::time::sleep(options.drain) => {}
         () = again(&mut end, signalled) => {}
-        () = say_what_is_waited_for(&state, options.sink.as_ref(), options.drain) => {}
+        () = say_what_is_waited_for(&models, options.sink.as_ref(), options.drain) => {}
     }
-    if let (Some(sink), requests @ 1..) = (&options.sink, state.active()) {
+    if let (Some(sink), requests @ 1..) = (&options.sink, models.active()) {
         sink.tell(Notice::Cut { requests });
     }
-    worker.abort();
+    models.all().iter().for_each(|app| app.slot.abort());
     // Connections that still write their last event have a moment.
     _ = close.send(true);
     let last_words = async {
-        while state.active() > 0 {
+        while models.active() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     _ = tokio::time::timeout(Duration::from_secs(1), last_words).await;
-    accepting.abort();
-    giving_back.abort();
     Ok(())
 }
 
+/// Ends what runs beside a server with it.
+struct AbortOnDrop<const N: usize>([AbortHandle; N]);
+
+impl<const N: usize> Drop for AbortOnDrop<N> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// What is known of the models without their weights, and the places for those.
+fn models(offers: Vec<Offer>, options: &Options) -> Result<(Arc<Models>, Arc<House>), ServeError> {
+    let offered: Arc<[String]> = offers.iter().map(|offer| offer.model.clone()).collect();
+    if let Some(twice) = offered.iter().enumerate().find(|(at, name)| offered[..*at].contains(name)) {
+        return Err(ServeError::SameName(twice.1.clone()));
+    }
+    let (mut slots, mut plans) = (Vec::new(), Vec::new());
+    for Offer { model, aliases, plan, open } in offers {
+        let state = State::new(options.queue);
+        if !slots.is_empty() {
+            // Loaded when it is asked for.
+            state.set_health(Health::Ready);
+        }
+        let bytes = plan.cuda.as_ref().and_then(|cuda| cuda.program.memory.device()).unwrap_or(0);
+        slots.push(Arc::new(Slot::new(model, bytes, open.into(), Arc::new(state))));
+        plans.push((aliases, plan));
+    }
+    let house = Arc::new(House::new(slots.clone(), options.room));
+    let readers = std::thread::available_parallelism().map_or(4, usize::from).max(2);
+    let readers = Arc::new(Semaphore::new(readers));
+    let mut all = Vec::new();
+    for (slot, (aliases, plan)) in slots.into_iter().zip(plans) {
+        let speech = Arc::new(Speech::new(&plan)?);
+        let bytes = plan.to_bytes().map_err(|error| ServeError::Hash(error.to_string()))?;
+        all.push(Arc::new(App {
+            grammars: Arc::new(Grammars::new(Arc::clone(&speech))),
+            senses: Senses::new(&plan, options.image_tokens, options.media_hosts.clone(), options.media_bytes),
+            speech,
+            state: Arc::clone(&slot.state),
+            model: slot.model.clone(),
+            slot,
+            house: Arc::clone(&house),
+            aliases,
+            offered: Arc::clone(&offered),
+            takes_any_model: options.takes_any_model,
+            fingerprint: format!("{:032x}", xxh3_128(&bytes)),
+            max_output: options.max_output,
+            deadlines: options.deadlines,
+            created: now(),
+            ping: options.ping,
+            readers: Arc::clone(&readers),
+            about: About::new(&plan),
+            facts: facts(&plan),
+        }));
+    }
+    match all.is_empty() {
+        true => Err(ServeError::NoModel),
+        false => Ok((Arc::new(Models::new(all)), house)),
+    }
+}
+
+/// What `/version` says of a plan.
+fn facts(plan: &Plan) -> Map<String, Value> {
+    let program = plan.cuda.as_ref().map(|cuda| &cuda.program);
+    let phases: Vec<u32> = program.iter().flat_map(|program| &program.phases).map(|phase| phase.rows).collect();
+    let mut facts = Map::new();
+    facts.insert("compiled_for".into(), program.map(|program| program.gpu.to_string()).into());
+    facts.insert("phases".into(), phases.into());
+    facts.insert("kv_type".into(), program.map_or(plan.program.kv, |program| program.kv).name().into());
+    facts.insert("has_drafter".into(), plan.drafter.is_some().into());
+    facts
+}
+
 /// Says which requests a server that ends still waits for, again and again.
-async fn say_what_is_waited_for(state: &State, sink: Option<&Sink>, drain: Duration) {
+async fn say_what_is_waited_for(models: &Models, sink: Option<&Sink>, drain: Duration) {
     let started = tokio::time::Instant::now();
     loop {
-        if let (Some(sink), Some(oldest)) = (sink, state.oldest_active()) {
+        if let (Some(sink), Some(oldest)) = (sink, models.oldest_active()) {
             let left = drain.saturating_sub(started.elapsed());
-            sink.tell(Notice::Draining { requests: state.active(), oldest: oldest.elapsed(), left });
+            sink.tell(Notice::Draining { requests: models.active(), oldest: oldest.elapsed(), left });
         }
         tokio::time::sleep(SAY_AGAIN).await;
     }

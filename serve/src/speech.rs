@@ -1,7 +1,7 @@
 //! The text side of a plan: its vocabulary, its chat template, and the markers that both share.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gemma4c_models::chat::{ChatError, ChatTemplate};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
@@ -28,10 +28,14 @@ pub struct Speech {
     pub vocab_size: u32,
     /// Bytes of the longest token.
     longest: usize,
+    usual_breakers: OnceLock<Arc<[u32]>>,
 }
 
 /// What chat templates write in the place of a picture, a sound or a film.
 const PLACEHOLDERS: [&str; 3] = ["<|image|>", "<|audio|>", "<|video|>"];
+
+/// What ends a match of DRY where nobody says: the punctuation of forms.
+const USUAL_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// A plan that cannot be talked to.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +61,7 @@ impl Speech {
         let longest = vocab.tokens.iter().map(str::len).max().unwrap_or(1);
         Ok(Speech {
             longest,
+            usual_breakers: OnceLock::new(),
             marks: marks.collect(),
             turn_open: tokenizer.marker("<|turn>"),
             turn_close: tokenizer.marker("<turn|>"),
@@ -85,6 +90,22 @@ impl Speech {
         match self.tokenizer.token(token) {
             Ok((_, TokenKind::Control | TokenKind::Unknown)) | Err(_) => read(Piece::Mark(Mark::Hidden)),
             Ok(_) => read(Piece::Bytes(&self.tokenizer.bytes(token).unwrap_or_default())),
+        }
+    }
+
+    /// Tokens with one of these texts in them, in order: what ends a match of DRY.
+    pub fn breakers(&self, texts: Option<&[String]>) -> Arc<[u32]> {
+        let with = |texts: &[&str]| -> Arc<[u32]> {
+            let has = |token: &u32| {
+                let bytes = self.bytes(*token);
+                let spelled = String::from_utf8_lossy(&bytes);
+                texts.iter().any(|text| !text.is_empty() && spelled.contains(text))
+            };
+            (0..self.vocab_size).filter(has).collect()
+        };
+        match texts {
+            Some(texts) => with(&texts.iter().map(String::as_str).collect::<Vec<_>>()),
+            None => Arc::clone(self.usual_breakers.get_or_init(|| with(&USUAL_BREAKERS))),
         }
     }
 

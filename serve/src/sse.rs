@@ -14,8 +14,13 @@ use crate::progress::{Progress, Update, Usage};
 
 /// Makes the events of one endpoint.
 pub trait Events: Send + 'static {
+    const MEDIA_TYPE: &'static str = "text/event-stream";
+
     /// What a stream begins with.
     fn begin(&mut self, out: &mut String);
+
+    /// Comes before updates: what the request has taken so far.
+    fn measure(&mut self, _usage: Usage) {}
 
     fn update(&mut self, update: Update, out: &mut String);
 
@@ -25,7 +30,15 @@ pub trait Events: Send + 'static {
     fn error(&mut self, error: &ApiError, out: &mut String) {
         event(out, &error.json());
     }
+
+    /// Nothing has come for a while: tells proxies that the connection lives.
+    fn ping(&mut self, out: &mut String) {
+        out.push_str(PING);
+    }
 }
+
+/// A comment, which clients leave out.
+pub const PING: &str = ": ping\n\n";
 
 /// One event: a line of JSON.
 pub fn event(out: &mut String, data: &Value) {
@@ -52,13 +65,15 @@ impl<E: Events> Streaming<E> {
         }
         let mut out = String::new();
         match tokio::time::timeout(self.ping, self.progress.next()).await {
-            // Nothing for so long: a comment tells proxies that the connection lives.
-            Err(_) => out.push_str(": ping\n\n"),
+            Err(_) => self.events.ping(&mut out),
             Ok(Ok(updates)) if updates.is_empty() => {
                 self.events.end(self.progress.usage(), &mut out);
                 self.has_ended = true;
             }
-            Ok(Ok(updates)) => updates.into_iter().for_each(|update| self.events.update(update, &mut out)),
+            Ok(Ok(updates)) => {
+                self.events.measure(self.progress.usage());
+                updates.into_iter().for_each(|update| self.events.update(update, &mut out));
+            }
             Ok(Err(error)) => {
                 self.progress.record().fail(error.code);
                 self.events.error(&error, &mut out);
@@ -78,9 +93,14 @@ pub fn response<E: Events>(progress: Progress, mut events: E, ping: Duration) ->
         let bytes = streaming.next().await?;
         Some((Ok::<Bytes, Infallible>(bytes), streaming))
     });
-    let mut response = Response::new(Body::from_stream(body));
+    with_headers(Body::from_stream(body), E::MEDIA_TYPE)
+}
+
+/// The response whose body is a stream of events.
+pub fn with_headers(body: Body, media_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response

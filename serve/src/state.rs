@@ -1,11 +1,10 @@
-//! What the engine's thread and the requests share: whether the server is well, how long its queue is, and its metrics.
+//! What the engine's thread and the requests of a model share: whether it is well, how long its queue is, and its
+//! metrics.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-
-use tokio::sync::Notify;
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -13,7 +12,9 @@ use crate::metrics::Metrics;
 /// How the engine is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Health {
+    /// The server starts, and loads this model first.
     Loading,
+    /// It takes requests. Where the model is away, they bring it.
     Ready,
     /// It will not come back.
     Failed(String),
@@ -26,7 +27,7 @@ pub struct QueueLimits {
     pub prompt_tokens: usize,
 }
 
-/// One server's state.
+/// The state of one model.
 pub struct State {
     health: Mutex<Health>,
     draining: AtomicBool,
@@ -34,7 +35,6 @@ pub struct State {
     queue: Arc<Queue>,
     /// Requests that have no answer yet, or half of one.
     active: Arc<ActiveRequests>,
-    in_hand: Arc<Hand>,
     pub metrics: Metrics,
 }
 
@@ -73,24 +73,6 @@ impl Drop for Active {
     }
 }
 
-/// Requests of any kind that were not answered to their end.
-#[derive(Default)]
-struct Hand {
-    requests: AtomicUsize,
-    is_empty: Notify,
-}
-
-/// Counts a request from its head to the end of its answer.
-pub struct InHand(Arc<Hand>);
-
-impl Drop for InHand {
-    fn drop(&mut self) {
-        if self.0.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.0.is_empty.notify_one();
-        }
-    }
-}
-
 impl State {
     pub fn new(limits: QueueLimits) -> State {
         State {
@@ -99,7 +81,6 @@ impl State {
             limits,
             queue: Arc::default(),
             active: Arc::default(),
-            in_hand: Arc::default(),
             metrics: Metrics::default(),
         }
     }
@@ -159,20 +140,6 @@ impl State {
     /// When the oldest of them was begun.
     pub fn oldest_active(&self) -> Option<Instant> {
         self.active.0.lock().unwrap_or_else(PoisonError::into_inner).1.values().next().copied()
-    }
-
-    pub fn take_in_hand(&self) -> InHand {
-        self.in_hand.requests.fetch_add(1, Ordering::Relaxed);
-        InHand(Arc::clone(&self.in_hand))
-    }
-
-    pub fn in_hand(&self) -> usize {
-        self.in_hand.requests.load(Ordering::Relaxed)
-    }
-
-    /// Waits until the last request in hand has ended.
-    pub async fn has_come_to_rest(&self) {
-        self.in_hand.is_empty.notified().await;
     }
 }
 

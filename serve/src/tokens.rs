@@ -14,18 +14,8 @@ use crate::tools;
 
 pub fn tokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {
     let plain = |add_bos| EncodeOptions { add_bos, parse_special: false };
-    let tokens = if let Some(messages) = fields.get("messages") {
-        let (tools, _) = tools::read(fields)?;
-        let tools = tools.into_iter().map(|tool| tool.declaration).collect();
-        let messages = Messages::read(messages, &app.senses, &Fetched::default())?;
-        let conversation = Conversation {
-            messages,
-            tools,
-            thinking: wants_thinking(fields)?,
-            generation_prompt: wants_generation_prompt(fields)?,
-            options: template_options(fields)?,
-        };
-        conversation.encode(&app.speech, &app.senses)?.tokens
+    let tokens = if fields.get("messages").is_some() {
+        conversation(app, fields)?.encode(&app.speech, &app.senses)?.tokens
     } else if let Some(prompt) = fields.text("prompt")? {
         let add_bos = fields.get("add_special_tokens").is_none() || fields.flag("add_special_tokens")?;
         app.speech.tokenizer.encode(prompt, plain(add_bos))
@@ -36,6 +26,19 @@ pub fn tokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {
         return Err(ApiError::invalid("prompt", "prompt, messages or content is needed"));
     };
     Ok(json!({ "count": tokens.len(), "max_model_len": app.speech.context, "tokens": tokens }))
+}
+
+/// The conversation of a request that wants no answer.
+pub fn conversation(app: &App, fields: Fields<'_>) -> Result<Conversation, ApiError> {
+    let messages = fields.get("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
+    let (tools, _) = tools::read(fields)?;
+    Ok(Conversation {
+        messages: Messages::read(messages, &app.senses, &Fetched::default())?,
+        tools: tools.into_iter().map(|tool| tool.declaration).collect(),
+        thinking: wants_thinking(fields)?,
+        generation_prompt: wants_generation_prompt(fields)?,
+        options: template_options(fields)?,
+    })
 }
 
 pub fn detokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {

@@ -50,7 +50,7 @@ pub fn read(fields: Fields<'_>) -> Result<(Vec<Declared>, ToolChoice), ApiError>
             None => format!("tools[{index}]"),
         };
         let name = function.get("name").and_then(Value::as_str).filter(|name| is_name(name)).ok_or_else(|| {
-            let message = format!("{param}.name must be a text of 1 to 64 letters, digits, `_`, `-`, `.` or `:`");
+            let message = format!("{param}.name must be a text of 1 to 128 letters, digits, `_`, `-`, `.` or `:`");
             ApiError::invalid(&param, message)
         })?;
         if tools.iter().any(|other| other.tool.name == name) {
@@ -97,7 +97,10 @@ fn read_choice(fields: Fields<'_>, tools: &[Declared], parallel: bool) -> Result
                 return Err(ApiError::invalid("tool_choice", "tool_choice.function.name must be a text"));
             };
             if !tools.iter().any(|tool| tool.tool.name == name) {
-                return Err(ApiError::invalid("tool_choice", format!("tool_choice: there is no tool {name:?}")));
+                return Err(ApiError::invalid(
+                    "tool_choice",
+                    format!("tool_choice: there is no tool {name:?} among tools"),
+                ));
             }
             ToolChoice::Required { name: Some(name.into()), parallel }
         }
@@ -113,5 +116,5 @@ fn read_choice(fields: Fields<'_>, tools: &[Declared], parallel: bool) -> Result
 
 fn is_name(name: &str) -> bool {
     let is_fine = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
-    (1..=64).contains(&name.len()) && name.chars().all(is_fine)
+    (1..=128).contains(&name.len()) && name.chars().all(is_fine)
 }

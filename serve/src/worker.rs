@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::reply::Reply;
 use crate::state::{Health, Place, State};
 
-/// The engine of a server.
+/// The engine of a model.
 pub type ServedEngine = Engine<Box<dyn Device>>;
 
 /// One request: a prompt, and as many sequences as there are choices.
@@ -44,6 +44,8 @@ enum Command {
     CancelChoice(u64, usize),
     /// Whatever still runs is told that the server ends.
     Abort,
+    /// Nobody will ask for anything any more.
+    End,
 }
 
 /// The way to the thread.
@@ -74,28 +76,33 @@ pub struct Ready {
     pub memory_bytes: Option<u64>,
 }
 
+/// Opens an engine on the thread that will own it, as often as its model is loaded.
+pub type Opener = dyn Fn() -> Result<ServedEngine, OpenError> + Send + Sync;
+
+/// Why an engine does not open.
+pub type OpenError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Gets what an engine says of itself once it is open.
+type WhenReady = oneshot::Receiver<Result<Ready, OpenError>>;
+
 impl Worker {
     /// Starts the thread, which opens the engine first: that takes as long as weights take to load.
-    pub fn start<E: std::fmt::Display + Send + 'static>(
-        open: impl FnOnce() -> Result<ServedEngine, E> + Send + 'static,
-        state: Arc<State>,
-    ) -> (Worker, oneshot::Receiver<Result<Ready, E>>) {
+    pub fn start(open: Arc<Opener>, state: Arc<State>) -> (Worker, JoinHandle<()>, WhenReady) {
         let (commands, received) = mpsc::channel();
         let (ready, when_ready) = oneshot::channel();
         let guard = Guard(Arc::clone(&state));
         let work = move || {
             let _guard = guard;
-            Worker::work(open, state, &received, ready);
+            Worker::work(&*open, state, &received, ready);
         };
-        thread::spawn(work);
-        (Worker { commands }, when_ready)
+        (Worker { commands }, thread::spawn(work), when_ready)
     }
 
-    fn work<E: std::fmt::Display>(
-        open: impl FnOnce() -> Result<ServedEngine, E>,
+    fn work(
+        open: &Opener,
         state: Arc<State>,
         received: &mpsc::Receiver<Command>,
-        ready: oneshot::Sender<Result<Ready, E>>,
+        ready: oneshot::Sender<Result<Ready, OpenError>>,
     ) {
         match open() {
             Ok(engine) => {
@@ -107,17 +114,14 @@ impl Worker {
                     block_rows: limits.block_rows,
                     memory_bytes: engine.device().memory().ok().flatten().map(|memory| memory.planned),
                 };
-                state.set_health(Health::Ready);
                 // Nobody waits any more where the server has ended in the meantime.
                 if ready.send(Ok(facts)).is_ok() {
                     let (open, of, pending_replies) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-                    Thread { engine, state, open, of, pending_replies, dispatcher: Dispatcher::start() }.run(received);
+                    let (dispatcher, step_began) = (Dispatcher::start(), Instant::now());
+                    Thread { engine, state, open, of, pending_replies, dispatcher, step_began }.run(received);
                 }
             }
-            Err(error) => {
-                state.set_health(Health::Failed(error.to_string()));
-                _ = ready.send(Err(error));
-            }
+            Err(error) => _ = ready.send(Err(error)),
         }
     }
 
@@ -138,6 +142,11 @@ impl Worker {
 
     pub fn abort(&self) {
         _ = self.commands.send(Command::Abort);
+    }
+
+    /// Closes the engine, with whatever it still has.
+    pub fn end(&self) {
+        _ = self.commands.send(Command::End);
     }
 }
 
@@ -173,6 +182,8 @@ struct Thread {
     /// What is to be told of the latest step.
     pending_replies: Vec<PendingReply>,
     dispatcher: Dispatcher,
+    /// What is admitted is admitted there, and told with all that the step has brought.
+    step_began: Instant,
 }
 
 impl Thread {
@@ -181,14 +192,17 @@ impl Thread {
             if self.engine.is_idle() {
                 self.observe();
                 self.publish();
-                match commands.recv() {
-                    Ok(command) => self.obey(command),
-                    Err(_) => return,
+                let Ok(command) = commands.recv() else { return };
+                if !self.obey(command) {
+                    return;
                 }
             }
             while let Ok(command) = commands.try_recv() {
-                self.obey(command);
+                if !self.obey(command) {
+                    return;
+                }
             }
+            self.step_began = Instant::now();
             match self.engine.step() {
                 Ok(events) => {
                     let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
@@ -219,8 +233,10 @@ impl Thread {
         self.state.metrics.occupy(occupation.running, occupation.blocks - occupation.free_blocks, occupation.blocks);
     }
 
-    fn obey(&mut self, command: Command) {
+    /// Whether to go on.
+    fn obey(&mut self, command: Command) -> bool {
         match command {
+            Command::End => return false,
             Command::Submit(job) => self.submit(*job),
             Command::Cancel(ticket) => self.end(ticket, None),
             Command::CancelChoice(ticket, choice) => {
@@ -237,6 +253,7 @@ impl Thread {
                 tickets.into_iter().for_each(|ticket| self.end(ticket, Some(error.clone())));
             }
         }
+        true
     }
 
     fn submit(&mut self, job: Job) {
@@ -270,10 +287,11 @@ impl Thread {
         let now = Instant::now();
         match event {
             Event::Admitted { cached, .. } => {
-                open.times[choice].admitted = Some(now);
+                let at = self.step_began;
+                open.times[choice].admitted = Some(at);
                 if open.place.take().is_some() {
-                    metrics.admitted(open.prompt_tokens, cached as usize, now - open.submitted);
-                    self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Admitted { cached }));
+                    metrics.admitted(open.prompt_tokens, cached as usize, at - open.submitted);
+                    self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Admitted { cached, at }));
                 }
             }
             Event::Prompt { position, logits, .. } => {
@@ -305,7 +323,8 @@ impl Thread {
             }
             Event::Finished { id, reason } => {
                 record_end(metrics, open, choice, reason, now);
-                self.pending_replies.push(PendingReply::reply(&open.replies, Reply::Finished { choice, reason }));
+                self.pending_replies
+                    .push(PendingReply::reply(&open.replies, Reply::Finished { choice, reason, at: now }));
                 self.finish(ticket, id);
             }
             Event::Failed { error, .. } => self.end(ticket, Some(ApiError::internal(error.to_string()))),

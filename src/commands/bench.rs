@@ -158,7 +158,15 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
     let verified = if args.ngram.is_some() { MOST_LOOKED_UP + 1 } else { 1 };
     let is_drafted = args.draft.is_some();
-    let needs = Needs { sequences: most, may_be_fewer: false, verified, drafter: None, is_drafted, image_tokens: None };
+    let needs = Needs {
+        sequences: most,
+        may_be_fewer: false,
+        verified,
+        drafter: None,
+        is_drafted,
+        image_tokens: None,
+        sharing: 1,
+    };
     args.model.resolve(&mut args.plan, &needs)?;
     let args = &args;
     let started = Instant::now();

@@ -5,9 +5,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use gemma4c_hub::HubError;
 
-use crate::by_name::{self, Beside, Brought, Told};
+use crate::by_name::{self, Beside, Brought};
 use crate::device::Device;
-use crate::progress;
+use crate::progress::Fetching;
 
 /// What comes along with a model that is named.
 #[derive(Clone, Default, clap::Args)]
@@ -32,15 +32,9 @@ impl ByNameArgs {
         };
         let Beside { projector, drafter } = beside;
         let beside = Beside { projector: projector && !self.no_mmproj, drafter: drafter && !self.no_draft };
-        let mut bar = None;
-        let brought = by_name::bring(&name, device, beside, &mut |told| match told {
-            Told::Note(note) => eprintln!("[{note}]"),
-            Told::Arrived { name, bytes, total } => {
-                bar.get_or_insert_with(|| progress::download(name, total)).set_position(bytes);
-            }
-            Told::Whole => bar.take().into_iter().for_each(|bar| bar.finish_and_clear()),
-        });
-        bar.into_iter().for_each(|bar| bar.finish_and_clear());
+        let mut fetching = Fetching::default();
+        let brought = by_name::bring(&name, device, beside, &mut |told| fetching.show(told));
+        fetching.clear();
         match brought {
             // A path that is mistyped may look like a name.
             Err(error @ HubError::NoRepository { .. }) => {

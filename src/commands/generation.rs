@@ -10,9 +10,11 @@ use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::{self, DraftSource, Finish};
 use gemma4c_runtime::{
-    Asked, Counts, MOST_DRAFTS, MOST_LOOKED_UP, Penalties, Request, RuntimeError, Sampler, Session, Speculation,
+    Asked, Counts, Dry, MOST_DRAFTS, MOST_LOOKED_UP, Penalties, Request, RuntimeError, Sampler, Session, Speculation,
     any_seed,
 };
+
+use gemma4c_serve::Speech;
 
 use super::answer::Answer;
 use super::speed::Speed;
@@ -99,18 +101,36 @@ pub struct PenaltyArgs {
     /// Make tokens less likely each time they were written, -2 to 2 [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true, conflicts_with = "file")]
     frequency_penalty: Option<f32>,
+
+    /// Make tokens less likely that go on with what was said before, 0 to 100: DRY, with a base of 1.75 from matches of
+    /// 2 tokens on, across no line's end, colon, quotation mark or asterisk [default: 0]
+    #[arg(long, value_name = "X", conflicts_with = "file")]
+    dry_multiplier: Option<f32>,
 }
 
 impl PenaltyArgs {
-    pub fn penalties(&self) -> Penalties {
+    /// What ends a match of DRY is found by what a plan's tokens spell.
+    pub fn penalties(&self, plan: &Plan) -> Result<Penalties> {
         let usual = Penalties::default();
-        Penalties {
+        let dry = match self.dry_multiplier {
+            None => usual.dry,
+            Some(multiplier) => {
+                let breakers = match plan.vocab {
+                    None => usual.dry.breakers,
+                    Some(_) => Speech::new(plan)?.breakers(None),
+                };
+                Dry { multiplier, breakers, ..usual.dry }
+            }
+        };
+        Ok(Penalties {
             presence: self.presence_penalty.unwrap_or(usual.presence),
             frequency: self.frequency_penalty.unwrap_or(usual.frequency),
             repetition: self.repetition_penalty.unwrap_or(usual.repetition),
             min_p: self.min_p.unwrap_or(usual.min_p),
+            dry,
             biases: usual.biases,
-        }
+            last: usual.last,
+        })
     }
 }
 
@@ -233,6 +253,8 @@ impl Generation {
     pub fn stream(&mut self, prompt: &[u32], tokenizer: &Tokenizer) -> Result<Answer> {
         let answer = self.write(prompt, Reader::plain(tokenizer, &[]), &mut |piece| match piece {
             Shown::Text(text) | Shown::Thought(text) => output::print(text),
+            // Without tools there are none.
+            Shown::Call(_) | Shown::Arguments(_) => Ok(()),
         })?;
         output::print("\n")?;
         Ok(answer)
@@ -251,6 +273,7 @@ impl Generation {
                 match piece {
                     Shown::Text(more) => text.push_str(more),
                     Shown::Thought(more) => thoughts.push_str(more),
+                    Shown::Call(_) | Shown::Arguments(_) => {}
                 }
                 show(piece)?;
             }

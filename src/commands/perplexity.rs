@@ -21,12 +21,13 @@ use super::plan_file::{self, PlanArgs};
 use super::{Outcome, tokenize};
 use crate::device::{Device, Place};
 use crate::output::{self, OutputFile};
+use crate::scoring::Cut;
 use crate::{files, progress};
 use checkpoint::{Checkpoint, Header};
 use read::{Reader, Readers};
 use report::Report;
 use score::{Mean, Scores};
-use windows::{Cut, Window, Windows};
+use windows::{Window, Windows};
 
 /// Measure how well a plan predicts a text, and how far it is from another plan.
 ///
@@ -206,7 +207,8 @@ fn windows(args: &Args, plan: &Plan) -> Result<Windows> {
     }
     let Some(path) = &args.input.file else { bail!("nothing to score: give --tokens or --file") };
     let cut = Cut { tokens: args.window, all: args.all };
-    cut.check()?;
+    let (tokens, least) = (cut.tokens, cut.least());
+    ensure!(tokens >= least, "--window {tokens}: at least {least} tokens are needed to have one to score");
     let Some(vocab) = &plan.vocab else {
         bail!("the model has no vocabulary, so it cannot read text: give windows of token ids with --tokens");
     };

@@ -7,14 +7,13 @@ use anyhow::{Result, ensure};
 use gemma4c_plan::Plan;
 use gemma4c_runtime::engine::{self, Engine, Gap};
 use gemma4c_runtime::{ModelLocation, OnGpu, Session};
-use indicatif::ProgressBar;
 
-use crate::device::{Device, EngineOptions, Place, Told};
+use crate::device::{Device, EngineOptions, Place};
 use crate::output::{self, OutputFile};
 use crate::{files, progress};
 
 /// A plan, and where its model may lie.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct PlanArgs {
     /// A plan, as written by `gemma4c compile`.
     #[arg(value_name = "PLAN.bin")]
@@ -63,7 +62,7 @@ impl PlanArgs {
     /// Makes a plan ready to run many sequences, for whoever waits for the last of them.
     pub fn open_engine(&self, plan: Plan, options: EngineOptions) -> Result<Engine<Box<dyn engine::Device>>> {
         let bar = progress::bytes("loading", 0);
-        let opened = self.place().open_engine(plan, options, &mut |told| show(&bar, told));
+        let opened = self.place().open_engine(plan, options, &mut |told| progress::show_loading(&bar, told));
         bar.finish_and_clear();
         Ok(opened?)
     }
@@ -173,19 +172,9 @@ pub fn size(text: &str) -> Result<u64, String> {
 /// Makes a plan ready to run one sequence, with a bar.
 pub fn open(place: &Place, plan: Plan) -> Result<Session> {
     let bar = progress::bytes("loading", 0);
-    let opened = place.open_session(plan, &mut |told| show(&bar, told));
+    let opened = place.open_session(plan, &mut |told| progress::show_loading(&bar, told));
     bar.finish_and_clear();
     Ok(opened?)
-}
-
-fn show(bar: &ProgressBar, told: Told) {
-    match told {
-        Told::Note(note) => bar.suspend(|| eprintln!("{note}")),
-        Told::Loaded(done, total) => {
-            bar.set_length(total);
-            bar.set_position(done);
-        }
-    }
 }
 
 /// Writes a plan under its name only once it is complete.

@@ -146,6 +146,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
         image_tokens: args.media.image_tokens(),
+        sharing: 1,
     };
     args.model.resolve(&mut args.plan, &needs)?;
     match (&task, &args.file, &args.output) {
@@ -215,7 +216,7 @@ impl Args {
         let suppress = vocab.as_ref().filter(|_| self.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
         let stop = vocab.as_ref().map(|v| v.stop.clone()).unwrap_or_default();
         let mut sampler = self.sampling.sampler(session.plan().sampling, suppress, Unseeded::Random)?;
-        sampler.set_penalties(self.penalties.penalties())?;
+        sampler.set_penalties(self.penalties.penalties(session.plan())?)?;
         if let Some(why) = session.picks_on_host(&sampler) {
             eprintln!("[tokens are picked on the host, which is slower: {why}]");
         }

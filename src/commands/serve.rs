@@ -7,32 +7,47 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gemma4c_plan::Plan;
 use gemma4c_runtime::RuntimeError;
-use gemma4c_serve::{AllowedHosts, Deadlines, Options, QueueLimits, ServeError, Stall};
+use gemma4c_serve::{AllowedHosts, Deadlines, Notice, Offer, Options, QueueLimits, Room, ServeError, Sink, Stall};
 
 use super::Outcome;
 use super::cached::{ModelArgs, Needs};
 use super::generation::DraftArg;
 use super::media;
 use super::plan_file::{EngineArgs, PlanArgs};
+use crate::by_name;
 use crate::device::EngineOptions;
 use crate::output;
 
 mod log;
+mod traces;
 
 use log::{Log, LogFormat};
+use traces::{Collector, Traces};
 
 /// Serve a plan over HTTP, to clients of OpenAI's API.
 ///
 /// The first line on standard output is the server's address, printed when it is ready. Standard error has a line for
 /// each request that has ended. SIGTERM or Ctrl-C lets running requests finish, and says which; a second one ends at
 /// once. A GGUF model, or the name of one such as ggml-org/gemma-4-E4B-it-GGUF, will do instead of a plan: it is
-/// compiled for this machine, once.
+/// compiled for this machine, once. Of several, the first is loaded at once, and the others when a request names them.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
+
+    /// More plans or models.
+    #[arg(value_name = "MORE")]
+    more: Vec<PathBuf>,
+
+    /// Of several models, how many may be in memory at once: each is compiled for its part of it. The one that was not
+    /// asked for the longest makes room for another [default: all of them]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    models_max: Option<u64>,
+
+    /// Seconds without a request after which a model leaves the memory, until it is asked for again [default: never]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    unload_after: Option<u64>,
 
     /// The address to listen on, or a name for all of its addresses, such as localhost; 0.0.0.0 for all of this
     /// machine's.
@@ -43,9 +58,9 @@ pub struct Args {
     #[arg(long, default_value_t = 8080)]
     port: u16,
 
-    /// The model's name for clients [default: the model's own]
-    #[arg(long, value_name = "NAME")]
-    alias: Option<String>,
+    /// The models' names for clients, in their order [default: the models' own]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    alias: Vec<String>,
 
     /// Answer requests that name another model too.
     #[arg(long)]
@@ -104,8 +119,13 @@ pub struct Args {
     #[arg(long, value_name = "text|json|off", default_value = "text", hide_possible_values = true)]
     log: LogFormat,
 
-    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if
-    /// that is less]
+    /// A collector of OpenTelemetry that is sent a span for each request, such as http://localhost:4318: OTLP in JSON
+    /// [default: what OTEL_EXPORTER_OTLP_ENDPOINT says, or none]
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+
+    /// Soft tokens of a picture, at most, whose request does not say how closely to look: 70, 140, 280, 560 or 1120
+    /// [default: 280, or what the plan has room for if that is less]
     #[arg(long, value_name = "N", value_parser = media::budget)]
     image_tokens: Option<u32>,
 
@@ -125,17 +145,28 @@ pub struct Args {
 /// Sequences that a model is compiled for where nobody says.
 const USUAL_SEQUENCES: u32 = 16;
 
-pub fn run(mut args: Args) -> Result<Outcome> {
-    let needs = Needs {
-        sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
-        may_be_fewer: args.sequences.is_none(),
-        verified: args.draft.verified_rows(),
-        drafter: args.draft.file(),
-        is_drafted: args.draft.is_by_drafter(),
-        image_tokens: args.image_tokens,
+pub fn run(args: Args) -> Result<Outcome> {
+    let given = 1 + args.more.len();
+    ensure!(
+        args.alias.is_empty() || args.alias.len() == given,
+        "--alias names {} models, but there are {given}",
+        args.alias.len()
+    );
+    for (name, is_given) in [
+        ("--model", args.plan.model.is_some()),
+        ("--mmproj", args.model.has_projector()),
+        ("--draft FILE", args.draft.file().is_some()),
+    ] {
+        ensure!(given == 1 || !is_given, "{name} is for one model; {given} are given");
+    }
+    let models = args.models_max.unwrap_or(given as u64).min(given as u64);
+    let offers: Vec<Offer> = (0..given).map(|at| offer(&args, at, models)).collect::<Result<_>>()?;
+    let is_on_gpu = offers.iter().any(|offer| offer.plan.cuda.is_some());
+    let room = Room {
+        models: models as usize,
+        bytes: args.model.device_bytes().filter(|_| is_on_gpu && given > 1),
+        idle: args.unload_after.map(Duration::from_secs),
     };
-    args.model.resolve(&mut args.plan, &needs)?;
-    let plan = args.plan.read()?;
     let api_keys = match &args.api_keys {
         None => String::new(),
         Some(path) => {
@@ -145,16 +176,13 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             text
         }
     };
-    if let Some(tokens) = args.image_tokens {
-        let tower = plan.towers.iter().find(|tower| tower.medium.is_picture()).ok_or(RuntimeError::NoTower)?;
-        media::has_room(tower, tokens)?;
-    }
+    let traces = Collector::find(args.otlp.as_deref())?.map(Traces::start);
     let log = Log::start(args.log, io::stderr());
     let options = Options {
         host: args.host.clone(),
         port: args.port,
-        model: args.alias.clone().unwrap_or_else(|| model_name(&plan, &args)),
         takes_any_model: args.any_model,
+        room,
         api_keys,
         cors: args.cors.clone(),
         max_output: args.max_output,
@@ -168,19 +196,14 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             contended: Duration::from_secs(args.stall_timeout),
             at_most: Duration::from_secs(args.stall_timeout.saturating_mul(30)),
         },
-        sink: log.as_ref().map(Log::sink),
+        sink: sink(log.as_ref(), traces.as_ref()),
         image_tokens: args.image_tokens,
         media_hosts: AllowedHosts::parse(&args.media_url_allow)
             .map_err(|error| anyhow!("--media-url-allow: {error}"))?,
         ..Options::default()
     };
-    let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
-    let (plan_args, opened) = (args.plan, plan.clone());
-    let (sequences, drafts) = (args.sequences, args.draft.for_engine(&plan));
-    let engine = EngineOptions { gap: args.engine.gap(true), sequences, suppress, drafts, ..args.engine.options() };
-    let open = move || plan_args.open_engine(opened, engine);
     let mut printed = Ok(());
-    let served = gemma4c_serve::run(&plan, options, open, |address| {
+    let served = gemma4c_serve::run(offers, options, |address| {
         // A name is shown as it was given, whichever of its addresses a client will take.
         let place = match args.host.parse::<IpAddr>() {
             Ok(_) => address.to_string(),
@@ -189,17 +212,59 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         printed = output::print(&format!("http://{place}\n"));
     });
     log.into_iter().for_each(Log::finish);
+    traces.into_iter().for_each(Traces::finish);
     match served {
         // Its causes are worth reading too.
-        Err(ServeError::Open(error)) => return Err(error),
+        Err(ServeError::Open(error)) => return Err(anyhow::Error::from_boxed(error)),
         served => served?,
     }
     printed?;
     Ok(Outcome::Done)
 }
 
-/// As the model's file has it, or as the plan's file is called.
-fn model_name(plan: &Plan, args: &Args) -> String {
-    let of_file = || args.plan.plan.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    plan.model.name.clone().or_else(of_file).unwrap_or_else(|| "gemma4".into())
+/// Whoever is told what became of requests.
+fn sink(log: Option<&Log>, traces: Option<&Traces>) -> Option<Sink> {
+    let (log, traces) = (log.map(Log::sink), traces.map(Traces::teller));
+    let Some(traces) = traces else { return log };
+    Some(Sink::new(move |notice| {
+        if let Notice::Request(line) = &notice {
+            traces(line);
+        }
+        log.iter().for_each(|log| log.tell(notice.clone()));
+    }))
+}
+
+/// One of the models that are given, ready to be loaded.
+fn offer(args: &Args, at: usize, sharing: u64) -> Result<Offer> {
+    let needs = Needs {
+        sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
+        may_be_fewer: args.sequences.is_none(),
+        verified: args.draft.verified_rows(),
+        drafter: args.draft.file(),
+        is_drafted: args.draft.is_by_drafter(),
+        image_tokens: args.image_tokens,
+        sharing,
+    };
+    let given = at.checked_sub(1).map_or(&args.plan.plan, |more| &args.more[more]).clone();
+    let mut plan_args = PlanArgs { plan: given.clone(), ..args.plan.clone() };
+    args.model.resolve(&mut plan_args, &needs)?;
+    let plan = plan_args.read()?;
+    if let Some(tokens) = args.image_tokens {
+        let tower = plan.towers.iter().find(|tower| tower.medium.is_picture()).ok_or(RuntimeError::NoTower)?;
+        media::has_room(tower, tokens)?;
+    }
+    // As the model's file has it, or as the plan's file is called; and as it was asked for.
+    let of_file = || plan_args.plan.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let own = || plan.model.name.clone().or_else(of_file).unwrap_or_else(|| "gemma4".into());
+    let model = args.alias.get(at).cloned().unwrap_or_else(own);
+    let aliases = by_name::name(&given).map(|_| given.to_string_lossy().into_owned()).into_iter().collect();
+    let (engine, sequences, draft) = (args.engine, args.sequences, args.draft.clone());
+    let opened = plan.clone();
+    let open = move || {
+        let suppress = opened.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
+        let drafts = draft.for_engine(&opened);
+        let options = EngineOptions { gap: engine.gap(true), sequences, suppress, drafts, ..engine.options() };
+        plan_args.open_engine(opened.clone(), options).map_err(anyhow::Error::into_boxed_dyn_error)
+    };
+    Ok(Offer { model, aliases, plan, open: Box::new(open) })
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
 
+use super::interrupt::Interrupt;
 use crate::error::Error;
 use crate::reader::{Reader, Shown};
 
@@ -32,12 +33,23 @@ pub struct Completion {
     pub text: String,
     /// What the model thought before it answered, in a conversation.
     pub thoughts: String,
+    /// The tools that it calls, in a conversation with tools.
+    pub calls: Vec<Call>,
     /// All tokens that were generated, without the one that ended the answer.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The tool's name.
+    pub name: String,
+    /// A JSON object; of an answer that was cut, as far as it came.
+    pub arguments: String,
 }
 
 /// A prompt, and how the tokens after it become text: not at all without a vocabulary.
@@ -54,8 +66,9 @@ struct Running<'a> {
 
 impl<'a> Running<'a> {
     fn new(prompt_tokens: usize, reader: Option<Reader<'a>>) -> Running<'a> {
-        let (text, thoughts, tokens) = Default::default();
-        Running { reader, answer: Completion { text, thoughts, tokens, finish: Finish::Cancelled, prompt_tokens } }
+        let (text, thoughts, calls, tokens) = Default::default();
+        let answer = Completion { text, thoughts, calls, tokens, finish: Finish::Cancelled, prompt_tokens };
+        Running { reader, answer }
     }
 
     /// Adds a token; returns the text that it adds, and whether a stop string has come.
@@ -81,6 +94,12 @@ impl<'a> Running<'a> {
             match piece {
                 Shown::Text(text) => added += &text,
                 Shown::Thought(text) => self.answer.thoughts += &text,
+                Shown::Call(name) => self.answer.calls.push(Call { name, arguments: String::new() }),
+                Shown::Arguments(text) => {
+                    if let Some(call) = self.answer.calls.last_mut() {
+                        call.arguments += &text;
+                    }
+                }
             }
         }
         self.answer.text += &added;
@@ -117,13 +136,14 @@ pub struct Stream<'a> {
     running: Running<'a>,
     pieces: VecDeque<String>,
     has_ended: bool,
+    interrupt: Interrupt,
 }
 
 impl<'a> Stream<'a> {
-    pub(crate) fn new(engine: &'a mut AnyEngine, job: Job<'a>) -> Result<Stream<'a>, Error> {
+    pub(crate) fn new(engine: &'a mut AnyEngine, job: Job<'a>, interrupt: Interrupt) -> Result<Stream<'a>, Error> {
         let running = Running::new(job.request.prompt.len(), job.reader);
         let id = engine.submit(job.request)?;
-        Ok(Stream { engine, id, running, pieces: VecDeque::new(), has_ended: false })
+        Ok(Stream { engine, id, running, pieces: VecDeque::new(), has_ended: false, interrupt })
     }
 
     /// The whole answer, computed to its end.
@@ -136,6 +156,7 @@ impl<'a> Stream<'a> {
 
     /// Takes the engine one step on.
     fn step(&mut self) -> Result<(), Error> {
+        self.interrupt.check()?;
         let stepped = self.engine.step();
         self.has_ended = stepped.is_err();
         for event in stepped?.into_iter().filter(|event| event.id() == self.id) {
@@ -204,13 +225,27 @@ pub(crate) enum News {
 }
 
 /// Answers all prompts, as many together as the engine runs; `tell` hears of each answer when it ends, in any order.
+/// After an error nothing of them is left in the engine.
 pub(crate) fn answer_all<'a, E: From<Error>>(
     engine: &mut AnyEngine,
     jobs: impl Iterator<Item = Job<'a>>,
     tell: &mut dyn FnMut(News) -> Result<(), E>,
 ) -> Result<(), E> {
+    let mut running = BTreeMap::new();
+    let answered = answer_running(engine, jobs, &mut running, tell);
+    for id in running.into_keys() {
+        engine.cancel(id);
+    }
+    answered
+}
+
+fn answer_running<'a, E: From<Error>>(
+    engine: &mut AnyEngine,
+    jobs: impl Iterator<Item = Job<'a>>,
+    running: &mut BTreeMap<Id, (usize, Running<'a>)>,
+    tell: &mut dyn FnMut(News) -> Result<(), E>,
+) -> Result<(), E> {
     let mut jobs = jobs.enumerate();
-    let mut running: BTreeMap<Id, (usize, Running<'a>)> = BTreeMap::new();
     let ahead = 2 * engine.limits().slots as usize;
     loop {
         for (index, Job { request, reader }) in jobs.by_ref().take(ahead.saturating_sub(running.len())) {

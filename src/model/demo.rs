@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::files;
 
-pub(crate) const MODEL: &[u8] = include_bytes!("../../assets/austen_q4_0.gguf");
-pub(crate) const DRAFTER: &[u8] = include_bytes!("../../assets/austen_draft_q8_0.gguf");
+// Statics: of a constant every unit of code that names it would have a copy.
+pub(crate) static MODEL: &[u8] = include_bytes!("../../assets/austen_q4_0.gguf");
+pub(crate) static DRAFTER: &[u8] = include_bytes!("../../assets/austen_draft_q8_0.gguf");
 
 /// Writes the model of `gemma4c demo` to a folder, and returns its path: 11 million parameters that have read Jane
 /// Austen and nothing else.

@@ -6,6 +6,9 @@
 mod compiler;
 pub(crate) mod completion;
 mod demo;
+mod interrupt;
+mod numbers;
+mod opener;
 mod prompt;
 mod sampling;
 
@@ -15,22 +18,25 @@ use std::path::{Path, PathBuf};
 use gemma4c_models::chat;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::Plan;
-use gemma4c_runtime::ModelLocation;
-use gemma4c_runtime::engine::{DraftSource, Drafts, Event, Request};
-use gemma4c_serve::Speech;
+use gemma4c_runtime::engine::{DraftSource, Drafts, Request};
+use gemma4c_runtime::{ModelLocation, Session};
+use gemma4c_serve::{Dialogue, Speech};
 use serde_json::Map;
 
 use crate::by_name::{self, Beside};
 use crate::device::{Device, EngineOptions, Place};
 use crate::error::Error;
-use crate::files;
 use crate::reader::Reader;
+use crate::{files, progress};
 pub use compiler::Compiler;
 use completion::{AnyEngine, Job, News, answer_all};
-pub use completion::{Completion, Stream};
+pub use completion::{Call, Completion, Stream};
 pub(crate) use demo::{DRAFTER, MODEL};
 pub use demo::{demo_drafter, demo_model};
-pub use prompt::{Message, Prompt};
+pub use interrupt::Interrupt;
+pub use numbers::{HiddenStates, Perplexity};
+pub use opener::Opener;
+pub use prompt::{Conversation, Message, Prompt};
 pub use sampling::Sampling;
 
 /// A model with its weights, ready to answer.
@@ -52,9 +58,26 @@ pub struct Model {
     engine: AnyEngine,
     /// `None` without a vocabulary.
     speech: Option<Speech>,
-    sampling: gemma4c_plan::Sampling,
-    vocab_size: u32,
-    context: u32,
+    plan: Plan,
+    location: ModelLocation,
+    /// For what a device does not show, once that is asked for.
+    on_cpu: Option<Session>,
+    interrupt: Interrupt,
+}
+
+/// How a plan is loaded.
+struct Loading {
+    device: Device,
+    /// `None`: as many as the plan was compiled for.
+    sequences: Option<u32>,
+    is_drafted: bool,
+    is_quiet: bool,
+}
+
+impl Loading {
+    fn on(device: Device) -> Loading {
+        Loading { device, sequences: None, is_drafted: true, is_quiet: true }
+    }
 }
 
 impl Model {
@@ -91,18 +114,32 @@ impl Model {
     /// The same on a device of your choice. Of several GPUs it is the first that `CUDA_VISIBLE_DEVICES` leaves visible.
     pub fn open_on(plan: impl AsRef<Path>, device: Device) -> Result<Model, Error> {
         let path = plan.as_ref();
-        Model::load(files::read_plan(path)?, path.into(), device)
+        Model::load(files::read_plan(path)?, path.into(), Loading::on(device))
     }
 
-    fn load(plan: Plan, path: PathBuf, device: Device) -> Result<Model, Error> {
+    fn load(plan: Plan, path: PathBuf, loading: Loading) -> Result<Model, Error> {
+        let Loading { device, sequences, is_drafted, is_quiet } = loading;
         let speech = plan.vocab.as_ref().map(|_| Speech::new(&plan)).transpose()?;
         let suppress = speech.as_ref().map(|speech| speech.suppress.clone()).unwrap_or_default();
-        let source = if plan.drafter.is_some() { DraftSource::Drafter } else { DraftSource::Nowhere };
-        let options = EngineOptions { suppress, drafts: Drafts { source, steps: None }, ..EngineOptions::default() };
-        let (sampling, vocab_size, context) = (plan.sampling, plan.model.vocab_size, plan.program.context);
-        let place = Place { location: ModelLocation { plan: path, given: None }, device, ..Place::default() };
-        let engine = place.open_engine(plan, options, &mut |_| {})?;
-        Ok(Model { engine, speech, sampling, vocab_size, context })
+        let has_drafter = is_drafted && plan.drafter.is_some();
+        let source = if has_drafter { DraftSource::Drafter } else { DraftSource::Nowhere };
+        let drafts = Drafts { source, steps: None };
+        let options = EngineOptions { sequences, suppress, drafts, ..EngineOptions::default() };
+        let location = ModelLocation { plan: path, given: None };
+        let place = Place { location: location.clone(), device, ..Place::default() };
+        let bar = progress::bytes("loading", 0);
+        let engine = place.open_engine(plan.clone(), options, &mut |told| {
+            if !is_quiet {
+                progress::show_loading(&bar, told);
+            }
+        });
+        bar.finish_and_clear();
+        Ok(Model { engine: engine?, speech, plan, location, on_cpu: None, interrupt: Interrupt::default() })
+    }
+
+    /// From here on what this model computes ends with [`Error::Interrupted`] once somebody sets the interrupt.
+    pub fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     /// The device's name: `cpu`, or what the driver calls the GPU.
@@ -112,12 +149,17 @@ impl Model {
 
     /// Positions that a sequence may have, its prompt and its answer together.
     pub fn context(&self) -> u32 {
-        self.context
+        self.plan.program.context
+    }
+
+    /// Sequences that are computed at once, at most.
+    pub fn sequences(&self) -> u32 {
+        self.engine.limits().rows
     }
 
     /// Tokens of the vocabulary: as many as a row of logits has numbers.
     pub fn vocab_size(&self) -> u32 {
-        self.vocab_size
+        self.plan.model.vocab_size
     }
 
     /// The answer to a prompt: a text, tokens, or the messages of a conversation.
@@ -146,9 +188,9 @@ impl Model {
 
     /// The answer to a prompt as it comes.
     pub fn stream(&mut self, prompt: impl Into<Prompt>, sampling: &Sampling) -> Result<Stream<'_>, Error> {
-        let asker = Asker { speech: self.speech.as_ref(), default: self.sampling, sampling };
+        let asker = Asker { speech: self.speech.as_ref(), default: self.plan.sampling, sampling };
         let job = asker.job(prompt.into())?;
-        Stream::new(&mut self.engine, job)
+        Stream::new(&mut self.engine, job, self.interrupt.clone())
     }
 
     /// The answers to many prompts, in their order. They are computed together, which takes far less time than one
@@ -172,7 +214,7 @@ impl Model {
         prompts: impl IntoIterator<Item = P>,
         sampling: &Sampling,
     ) -> Result<Vec<Completion>, Error> {
-        let asker = Asker { speech: self.speech.as_ref(), default: self.sampling, sampling };
+        let asker = Asker { speech: self.speech.as_ref(), default: self.plan.sampling, sampling };
         let jobs = prompts.into_iter().map(|prompt| asker.job(prompt.into())).collect::<Result<Vec<_>, _>>()?;
         // What cannot be answered is refused before anything is computed.
         for job in &jobs {
@@ -185,7 +227,8 @@ impl Model {
                 Ok(())
             }
             News::Failed(_, error) => Err(error),
-            News::Reads(_) | News::Token | News::Step => Ok(()),
+            News::Step => self.interrupt.check(),
+            News::Reads(_) | News::Token => Ok(()),
         })?;
         Ok(answers.into_iter().flatten().collect())
     }
@@ -207,19 +250,12 @@ impl Model {
     /// # }
     /// ```
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
-        let request = Request { logits: true, prompt_logits: true, ..Request::greedy(tokens, 1) };
-        let id = self.engine.submit(request)?;
         let mut rows = Vec::with_capacity(tokens.len());
-        loop {
-            for event in self.engine.step()?.into_iter().filter(|event| event.id() == id) {
-                match event {
-                    Event::Prompt { logits, .. } | Event::Token { logits, .. } => rows.push(logits),
-                    Event::Finished { .. } => return Ok(rows),
-                    Event::Failed { error, .. } => return Err(error.into()),
-                    Event::Admitted { .. } | Event::Drafted { .. } => {}
-                }
-            }
-        }
+        self.each_row(tokens, &mut |row| {
+            rows.push(row);
+            Ok(())
+        })?;
+        Ok(rows)
     }
 
     /// The ids of a text, behind the one that begins a sequence: what the model reads where it is given the text.
@@ -267,7 +303,10 @@ impl Model {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Model").field("device", &self.device()).field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("device", &self.device())
+            .field("context", &self.context())
+            .finish_non_exhaustive()
     }
 }
 
@@ -276,7 +315,7 @@ impl Compiler {
     pub fn open(&self) -> Result<Model, Error> {
         let (plan, _) = self.compile(self.folder())?;
         // The plan is in no file; what it names is found from the model's folder.
-        Model::load(plan, self.folder().join("plan.bin"), Device::Auto)
+        Model::load(plan, self.folder().join("plan.bin"), Loading::on(Device::Auto))
     }
 }
 
@@ -319,6 +358,14 @@ impl<'m> Asker<'m, '_> {
                 let snapshots = speech.snapshots(&ids, has_system);
                 let reader = Reader::chat(speech, &ids, stop);
                 (ids, Some(reader), snapshots)
+            }
+            Prompt::Conversation(Conversation { messages, tools, thinking }) => {
+                let speech = speech()?;
+                speech.template.as_ref().ok_or(Error::NoChatTemplate)?;
+                let mut dialogue = Dialogue::read(speech, &messages, &tools, thinking)?;
+                let ids = std::mem::take(&mut dialogue.prompt);
+                let snapshots = std::mem::take(&mut dialogue.snapshot_at);
+                (ids, Some(Reader::dialogue(speech, &dialogue, stop)), snapshots)
             }
         };
         let request = Request {

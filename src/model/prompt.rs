@@ -1,5 +1,7 @@
 //! What a model is asked: a text to continue, tokens, or a conversation.
 
+use serde_json::Value;
+
 /// What a model goes on from.
 ///
 /// Whatever takes a prompt takes what can become one: a text to continue, token ids, or the messages of a conversation.
@@ -21,6 +23,8 @@ pub enum Prompt {
     /// A conversation, which the model's own chat template turns into tokens. The answer is the assistant's next
     /// message.
     Chat(Vec<Message>),
+    /// The same with tools, calls and thoughts, in the words of OpenAI's API.
+    Conversation(Conversation),
 }
 
 impl From<&str> for Prompt {
@@ -63,6 +67,34 @@ impl From<Vec<Message>> for Prompt {
     fn from(messages: Vec<Message>) -> Prompt {
         Prompt::Chat(messages)
     }
+}
+
+impl From<Conversation> for Prompt {
+    fn from(conversation: Conversation) -> Prompt {
+        Prompt::Conversation(conversation)
+    }
+}
+
+/// A conversation as OpenAI's chat API has it in JSON, without pictures and sounds.
+///
+/// ```
+/// use gemma4c::Conversation;
+/// use serde_json::json;
+///
+/// let conversation = Conversation {
+///     messages: json!([{ "role": "user", "content": "What is the weather in Bath?" }]),
+///     tools: json!([{ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } }]),
+///     thinking: false,
+/// };
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conversation {
+    /// The list of messages, with `tool_calls` of the assistant and results of role `tool`.
+    pub messages: Value,
+    /// The list of functions that may be called, or null.
+    pub tools: Value,
+    /// Whether the model may think before it answers.
+    pub thinking: bool,
 }
 
 /// A message of a conversation.

@@ -87,7 +87,7 @@ fn without_a_cache_a_plan_is_made_for_the_run() {
         assert!(ran.stderr.contains(told) && ran.stderr.contains(why), "{}", ran.stderr);
         assert_eq!(ran.stdout, first.stdout);
     };
-    says(place.command(RUN).env("GEMMA4C_CACHE", place.path("taken")), "cannot make ");
+    says(place.command(RUN).env("GEMMA4C_CACHE", place.path("taken")), "cannot write ");
     let mut homeless = place.command(RUN);
     homeless.env_remove("GEMMA4C_CACHE").env_remove("XDG_CACHE_HOME").env_remove("HOME");
     says(&mut homeless, "none of GEMMA4C_CACHE, XDG_CACHE_HOME and HOME is set");

@@ -6,7 +6,10 @@
 mod example;
 
 use crate::common::{Place, ids};
-use gemma4c::{Completion, Device, Error, Finish, Message, Model, Sampling, demo_model};
+use gemma4c::{
+    Completion, Conversation, Device, Error, Finish, Interrupt, Message, Model, Sampling, demo_drafter, demo_model,
+};
+use serde_json::{Value, json};
 
 /// The model of the demo, compiled in memory for the CPU.
 fn demo(place: &Place) -> Model {
@@ -93,6 +96,89 @@ fn a_chat_is_that_of_the_command_line() {
         (expected["text"].as_str().unwrap(), expected["finish_reason"].as_str().unwrap())
     );
     assert_eq!(prompt_tokens as u64, expected["prompt_tokens"].as_u64().unwrap());
+}
+
+/// The same conversation in JSON is the same prompt. What comes of tools is in `commands/run/tests.rs`.
+#[test]
+fn a_conversation_in_json_is_that_of_messages() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 -o model.gguf");
+    let mut model = Model::compile(place.path("model.gguf")).cpu().context(512).open().unwrap();
+    let sampling = Sampling::default().seed(3).max_tokens(12);
+    let messages = vec![Message::system("Be <turn|> brief."), Message::user("Who wrote Emma?")];
+    let expected = model.generate(messages, &sampling).unwrap();
+    let messages =
+        json!([{"role": "system", "content": "Be <turn|> brief."}, {"role": "user", "content": "Who wrote Emma?"}]);
+    let plain = Conversation { messages: messages.clone(), ..Conversation::default() };
+    assert_eq!(model.generate(plain, &sampling).unwrap(), expected);
+    let nameless = Conversation { messages, tools: json!([{"function": {}}]), thinking: false };
+    let refused = model.generate(nameless, &sampling).unwrap_err();
+    assert!(
+        matches!(&refused, Error::Dialogue(_)) && refused.to_string().starts_with("tools[0].function.name must be")
+    );
+}
+
+#[test]
+fn perplexity_is_that_of_the_command_line() {
+    let place = Place::new();
+    let mut model = demo(&place);
+    Model::compile(place.path("austen.gguf")).cpu().context(512).write(place.path("plan.bin")).unwrap();
+    let text = "It was not in her power to be of any use, and she knew that she could not be so. ".repeat(6);
+    place.write("prose.txt", &text);
+    let line = "perplexity plan.bin --file prose.txt --window 24 -o json";
+    let expected: Value = serde_json::from_str(&place.ok(line)).unwrap();
+    let found = model.perplexity(&text, 24).unwrap();
+    assert_eq!(json!(found.nll), expected["nll"]);
+    assert!(found.tokens >= 22);
+    assert!(matches!(model.perplexity(&text, 2), Err(Error::Option(_))));
+    assert!(matches!(model.perplexity("Emma", 24), Err(Error::Option(_))));
+}
+
+/// A plan, a model's file, and what may be said of each.
+#[test]
+fn whatever_names_a_model_is_opened() {
+    let place = Place::new();
+    let gguf = demo_model(place.path("")).unwrap();
+    let drafter = demo_drafter(place.path("")).unwrap();
+    let greedy = Sampling::greedy().max_tokens(12);
+    Model::compile(&gguf).cpu().context(512).drafter(&drafter).write(place.path("plan.bin")).unwrap();
+    let expected = demo(&place).generate("She was", &greedy).unwrap();
+    let find = |name: &str| Model::find(place.path(name)).device(Device::Cpu).quiet();
+    for opener in [
+        find("plan.bin"),
+        find("plan.bin").undrafted().sequences(3),
+        find("austen.gguf").context(512),
+        find("austen.gguf").drafter(&drafter),
+    ] {
+        assert_eq!(opener.open().unwrap().generate("She was", &greedy).unwrap(), expected);
+    }
+    assert_eq!(find("plan.bin").sequences(3).open().unwrap().sequences(), 3);
+    let said = |opener: gemma4c::Opener| opener.open().unwrap_err().to_string();
+    assert!(said(find("plan.bin").context(64)).starts_with("context is for a GGUF model; "));
+    assert!(said(find("plan.bin").drafter(&drafter)).starts_with("drafter is for a GGUF model; "));
+    assert!(said(find("plan.bin").sequences(0)).starts_with("sequences 0: "));
+    assert!(said(find("austen.gguf").memory(1.5)).starts_with("memory 1.5: "));
+    assert!(matches!(find("nothing").open(), Err(Error::Read { .. })));
+}
+
+/// An answer that somebody ended leaves nothing in the engine, in whatever way it was asked for.
+#[test]
+fn an_interrupt_ends_what_is_computed_and_nothing_else() {
+    let place = Place::new();
+    let mut model = demo(&place);
+    let sampling = Sampling::greedy().max_tokens(40);
+    let expected = model.generate("She was", &sampling).unwrap();
+    let set = Interrupt::default();
+    set.set();
+    model.interrupt_by(set);
+    let tokens = model.tokenize("She was").unwrap();
+    let interrupted = |error: Option<Error>| assert!(matches!(error, Some(Error::Interrupted)), "{error:?}");
+    interrupted(model.generate("She was", &sampling).err());
+    interrupted(model.generate_many(["She was", "It is", "No"], &sampling).err());
+    interrupted(model.logits(&tokens).err());
+    interrupted(model.hidden_states(&tokens).err());
+    model.interrupt_by(Interrupt::default());
+    assert_eq!(model.generate("She was", &sampling).unwrap(), expected);
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use crate::common::{Place, finish};
 
-const PAGES: [(&str, &str); 6] = [
+const PAGES: [(&str, &str); 7] = [
     ("README.md", include_str!("../../README.md")),
     ("docs/run.md", include_str!("../../docs/run.md")),
     ("docs/serve.md", include_str!("../../docs/serve.md")),
+    ("docs/python.md", include_str!("../../docs/python.md")),
     ("docs/compile.md", include_str!("../../docs/compile.md")),
     ("docs/measure.md", include_str!("../../docs/measure.md")),
     ("docs/verify.md", include_str!("../../docs/verify.md")),

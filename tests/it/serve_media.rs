@@ -104,6 +104,19 @@ fn pictures_and_sounds_are_answered_and_bad_ones_refused() {
     let (_, again) = chat(&[picture(&good)]);
     assert_eq!(content(&again), content(&answer));
     assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 60, "{again}");
+    // Soft tokens that a picture takes, as it is looked at.
+    let soft = |more: Value| {
+        let mut looked = picture(&good);
+        looked["image_url"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = chat(&[looked]);
+        (status, answer["usage"]["prompt_tokens"].as_u64().ok_or(answer["error"].to_string()))
+    };
+    let (low, auto) = (soft(json!({ "detail": "low" })), soft(json!({ "detail": "auto" })));
+    assert_eq!(auto, (200, Ok(answer["usage"]["prompt_tokens"].as_u64().unwrap())));
+    assert!(low.1.clone().unwrap() <= auto.1.unwrap(), "{low:?}");
+    assert_eq!(soft(json!({ "soft_tokens": 70 })), low);
+    let (status, refused) = soft(json!({ "soft_tokens": 1120 }));
+    assert_eq!((status, refused.unwrap_err().contains("room for")), (400, true));
     assert_eq!(chat(&[sound(&wav)]).0, 200);
     assert_eq!(chat(&[picture(&good), sound(&wav), picture(&good)]).0, 200);
     let item = json!({ "type": "input_image", "image_url": picture(&good)["image_url"]["url"] });
@@ -115,6 +128,22 @@ fn pictures_and_sounds_are_answered_and_bad_ones_refused() {
         (status, response["output"][0]["content"][0]["text"].as_str().unwrap()),
         (200, content(&answer).as_str())
     );
+
+    // The same picture through ollama's API.
+    let options = json!({ "temperature": 0, "num_predict": 6 });
+    let images = json!([BASE64_STANDARD.encode(&good)]);
+    let message = json!({ "role": "user", "content": "What is it?", "images": images });
+    let request = json!({ "messages": [message], "options": options, "stream": false });
+    let (status, chatted) = post(&url, "/api/chat", &request);
+    assert_eq!((status, chatted["message"]["content"].as_str()), (200, Some(content(&answer).as_str())), "{chatted}");
+    let request = json!({ "prompt": "What is it?", "images": images, "options": options, "stream": false });
+    let (status, generated) = post(&url, "/api/generate", &request);
+    assert_eq!((status, &generated["response"]), (200, &chatted["message"]["content"]), "{generated}");
+    let sounds = json!([BASE64_STANDARD.encode(&wav)]);
+    let request = json!({ "prompt": "What is it?", "images": sounds, "options": options, "stream": false });
+    let (status, heard) = post(&url, "/api/generate", &request);
+    let (_, ours) = chat(&[sound(&wav)]);
+    assert_eq!((status, heard["response"].as_str()), (200, Some(content(&ours).as_str())), "{heard}");
 
     let before = peak(id);
     let mut lying = wav.clone();

@@ -2,14 +2,16 @@
 //!
 //! `GEMMA4C_NVRTC` comes first and alone: what a person names is used or is an error, never silently replaced. Then the
 //! source tree's own copy, so that register counts are the same on every developer's machine, whatever is installed
-//! there; then the library path, CUDA toolkits and Python environments. The working directory is not searched: a
-//! library runs code when it is loaded.
+//! there; then what came with this library where it was installed with a package manager ([`came_with`]), the library
+//! path, CUDA toolkits and Python environments. The working directory is not searched: a library runs code when it is
+//! loaded.
 
 use super::error::{Looked, NvrtcError};
 use super::sys;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The names libnvrtc goes by, the newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
@@ -21,6 +23,8 @@ pub struct Places {
     pub named: Option<PathBuf>,
     /// The source tree's own copy.
     pub source_tree: Option<PathBuf>,
+    /// Folders of packages that were installed together with this library.
+    pub packages: Vec<PathBuf>,
     /// Whether to ask the system's loader (LD_LIBRARY_PATH and the system's folders).
     pub library_path: bool,
     /// CUDA toolkits and Python environments by what led to them; `None` where that led nowhere.
@@ -32,6 +36,15 @@ pub(super) struct Found {
     pub library: sys::Library,
     pub path: PathBuf,
     pub through: String,
+}
+
+static PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From here on libnvrtc is also looked for in these folders of packages. For a library that does not know where its
+/// dependencies were installed, and whose environment need not say so: a Python that runs by its path alone has no
+/// `$VIRTUAL_ENV`.
+pub fn came_with(packages: Vec<PathBuf>) {
+    *PACKAGES.lock().unwrap_or_else(PoisonError::into_inner) = packages;
 }
 
 impl Places {
@@ -54,6 +67,7 @@ impl Places {
         Places {
             named: variable("GEMMA4C_NVRTC"),
             source_tree: Some(Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name(".cache").join("nvrtc")),
+            packages: PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             library_path: true,
             prefixes,
         }
@@ -67,6 +81,12 @@ impl Places {
         let mut looked = vec![Looked { place: "$GEMMA4C_NVRTC".to_owned(), reason: "not set".to_owned() }];
         if let Some(folder) = &self.source_tree {
             match under(folder, "the source tree's .cache/nvrtc") {
+                Ok(found) => return Ok(found),
+                Err(reason) => looked.push(Looked { place: folder.display().to_string(), reason }),
+            }
+        }
+        for folder in &self.packages {
+            match under(folder, "the installed packages") {
                 Ok(found) => return Ok(found),
                 Err(reason) => looked.push(Looked { place: folder.display().to_string(), reason }),
             }

@@ -22,7 +22,7 @@ mod toolchain;
 pub use cache::Cache;
 pub use compiler::Compiler;
 pub use error::{Looked, NvrtcError};
-pub use find::Places;
+pub use find::{Places, came_with};
 pub use job::{Compiled, Cubin, Job, Options, Source};
 pub use log::Resources;
 pub use sys::Version;

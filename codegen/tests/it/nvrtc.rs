@@ -323,3 +323,18 @@ fn the_known_installations_are_recognised() {
         assert!(toolchain.path().starts_with(&link), "{layout}: {toolchain}");
     }
 }
+
+/// What came with the library goes before what else is there, and before the library path.
+#[test]
+fn packages_that_came_along_go_first() {
+    let Some(found) = support::toolchain() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let packages = folder.path().join("site-packages");
+    let link = packages.join("nvidia/cu13/lib");
+    fs::create_dir_all(link.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(found.path().parent().unwrap(), &link).unwrap();
+    let packages = vec![folder.path().join("nothing"), packages];
+    let toolchain = Toolchain::find_in(&Places { packages, library_path: true, ..Places::default() }).unwrap();
+    assert!(toolchain.path().starts_with(&link), "{toolchain}");
+    assert!(toolchain.to_string().ends_with("(through the installed packages)"), "{toolchain}");
+}

@@ -14,6 +14,7 @@ mod rate;
 mod resample;
 mod size;
 mod sound;
+mod split;
 
 use gemma4c_plan::{MediaTokens, Vocab};
 
@@ -25,7 +26,8 @@ pub use place::{Grid, MediumError, PlacesError, around, expand};
 pub use rate::at_rate;
 pub use resample::resample;
 pub use size::{BUDGETS, Cut, USUAL_BUDGET, target_size};
-pub use sound::{MOST_SECONDS, RATE, SoundError, decode_sound};
+pub use sound::{MOST_SECONDS, MOST_SECONDS_IN_PIECES, RATE, SoundError, decode_sound, decode_sound_up_to};
+pub use split::split;
 
 /// The tokens that stand around pictures in a text; `None` where a vocabulary lacks one.
 pub fn image_tokens(vocab: &Vocab) -> Option<MediaTokens> {

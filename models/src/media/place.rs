@@ -30,11 +30,14 @@ impl Grid {
                 let patches = Cut { patch, pool, budget }.patches(&decode(bytes)?)?;
                 Ok(Grid { values: patches.values, columns: patches.columns, rows: patches.rows })
             }
-            medium => {
-                let frames = frames(medium, &decode_sound(bytes)?)?;
-                Ok(Grid { values: frames.values, columns: frames.count, rows: 1 })
-            }
+            medium => Ok(Grid::of_sound(medium, &decode_sound(bytes)?)?),
         }
+    }
+
+    /// What a tower for such sound reads of samples.
+    pub fn of_sound(medium: Medium, samples: &[f32]) -> Result<Grid, SoundError> {
+        let frames = frames(medium, samples)?;
+        Ok(Grid { values: frames.values, columns: frames.count, rows: 1 })
     }
 
     /// Soft tokens that become of it.

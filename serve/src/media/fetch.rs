@@ -285,9 +285,10 @@ mod tests {
         let body = serde_json::json!([
             { "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "http://a/x.png" } }, { "type": "text", "text": "http://b" }] },
             { "type": "message", "content": [{ "type": "input_image", "image_url": "https://c/y.png" }, { "type": "input_image", "image_url": "data:,x" }] },
+            { "role": "user", "content": [{ "type": "tool_result", "content": [{ "type": "image", "source": { "type": "url", "url": "https://d/z.png" } }] }] },
         ]);
         let mut urls = Vec::new();
         find_urls(&body, &mut urls);
-        assert_eq!(urls, ["http://a/x.png", "https://c/y.png"]);
+        assert_eq!(urls, ["http://a/x.png", "https://c/y.png", "https://d/z.png"]);
     }
 }

@@ -7,6 +7,7 @@
 
 mod fetch;
 mod fetched;
+mod film;
 mod source;
 
 use std::sync::Arc;
@@ -21,7 +22,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::ApiError;
 pub use fetch::{AllowedHosts, fetch_all, remote_urls};
 pub use fetched::Fetched;
-use source::{Kind, MOST_MEDIA, Part};
+use film::Film;
+use source::{Detail, Kind, MOST_MEDIA, Part, Source};
+
+/// What templates write in the place of a picture and of a film.
+const PICTURE: &str = "<|image|>";
+const FILM: &str = "<|video|>";
 
 /// What is counted when media take memory.
 const UNIT: usize = 1 << 16;
@@ -29,8 +35,10 @@ const UNIT: usize = 1 << 16;
 /// What a server reads besides text.
 pub struct Senses {
     towers: Vec<Sense>,
-    /// Soft tokens of a picture, at most.
+    /// Soft tokens of a picture whose request does not say how many.
     budget: u32,
+    /// What the plan has room for.
+    most: u32,
     pub hosts: AllowedHosts,
     /// Units of memory that decoded media of all requests may still take.
     room: Arc<Semaphore>,
@@ -53,14 +61,40 @@ impl Senses {
         Senses {
             towers: towers.collect(),
             budget: image_tokens.unwrap_or(USUAL_BUDGET).min(most),
+            most,
             hosts,
             room: Arc::new(Semaphore::new((room_bytes / UNIT).min(Semaphore::MAX_PERMITS))),
             room_bytes,
         }
     }
 
+    /// Text alone, whatever the plan has.
+    pub fn none() -> Senses {
+        let (towers, hosts) = (Vec::new(), AllowedHosts::default());
+        Senses { towers, budget: 0, most: 0, hosts, room: Arc::new(Semaphore::new(0)), room_bytes: 0 }
+    }
+
     fn tower(&self, kind: Kind) -> Option<usize> {
         self.towers.iter().position(|sense| sense.limits.medium.is_picture() == (kind == Kind::Picture))
+    }
+
+    /// Whether there is a tower for sounds.
+    pub fn hears(&self) -> bool {
+        self.tower(Kind::Sound).is_some()
+    }
+
+    /// Takes the memory of something decoded, until what is given back is dropped.
+    pub fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        Arc::clone(&self.room).try_acquire_many_owned(bytes.div_ceil(UNIT) as u32).map_err(|_| {
+            let most = self.room_bytes;
+            let message =
+                format!("pictures and sounds of requests that have no answer yet may take {most} bytes, and do");
+            ApiError::queue_full(message)
+        })
+    }
+
+    fn no_tower(&self, kind: Kind) -> String {
+        format!("the plan has no tower for {}; it reads {}", kind.plural(), self.modalities().join(", "))
     }
 
     /// What messages may have in them, as clients call it.
@@ -77,6 +111,8 @@ pub type Held = Vec<OwnedSemaphorePermit>;
 #[derive(Default)]
 pub struct Items {
     items: Vec<Item>,
+    /// What stands in the prompt for each film.
+    films: Vec<String>,
     held: Held,
 }
 
@@ -95,30 +131,72 @@ impl Items {
         senses: &Senses,
         fetched: &Fetched,
     ) -> Result<Option<Value>, ApiError> {
-        let Some(Part { kind, source }) = Part::read(param, part)? else { return Ok(None) };
+        if let Some(film) = Film::read(param, part)? {
+            for frame in &film.frames {
+                self.take_file(param, Kind::Picture, frame, Detail::Low, senses, fetched)?;
+            }
+            self.films.push(film.text(PICTURE));
+            return Ok(Some(json!({ "type": "video" })));
+        }
+        let Some(Part { kind, source, detail }) = Part::read(param, part)? else { return Ok(None) };
+        self.take_file(param, kind, &source, detail, senses, fetched)?;
+        Ok(Some(json!({ "type": kind.name() })))
+    }
+
+    fn take_file(
+        &mut self,
+        param: &str,
+        kind: Kind,
+        source: &Source<'_>,
+        detail: Detail,
+        senses: &Senses,
+        fetched: &Fetched,
+    ) -> Result<(), ApiError> {
         let wrong = |message: String| ApiError::invalid(param, format!("{param}: {message}"));
-        let Some(tower) = senses.tower(kind) else {
-            let reads = senses.modalities().join(", ");
-            return Err(wrong(format!("the plan has no tower for {}; it reads {reads}", kind.plural())));
-        };
+        let Some(tower) = senses.tower(kind) else { return Err(wrong(senses.no_tower(kind))) };
         if self.items.len() == MOST_MEDIA {
             return Err(wrong(format!("a request has {MOST_MEDIA} pictures and sounds at most")));
         }
         let bytes = source.bytes(fetched).map_err(wrong)?;
-        let limits = &senses.towers[tower].limits;
-        let grid = Grid::read(limits.medium, senses.budget, &bytes).map_err(|error| wrong(error.to_string()))?;
+        let budget = detail.budget(senses.budget, senses.most).map_err(wrong)?;
+        let grid = Grid::read(senses.towers[tower].limits.medium, budget, &bytes);
+        self.add(tower, &grid.map_err(|error| wrong(error.to_string()))?, senses, &wrong)
+    }
+
+    /// Puts the frames of films where the template has left their places. What a client wrote is quoted, and has none.
+    pub fn spell_out(&mut self, rendered: String) -> Result<String, ApiError> {
+        let films = std::mem::take(&mut self.films);
+        if films.is_empty() {
+            return Ok(rendered);
+        }
+        if rendered.matches(FILM).count() != films.len() {
+            let message = "the chat template leaves films out of this conversation";
+            return Err(ApiError::invalid("messages", message));
+        }
+        Ok(films.iter().fold(rendered, |text, film| text.replacen(FILM, film, 1)))
+    }
+
+    /// The same of a sound that was decoded before.
+    pub fn take_sound(&mut self, param: &str, samples: &[f32], senses: &Senses) -> Result<Value, ApiError> {
+        let wrong = |message: String| ApiError::invalid(param, format!("{param}: {message}"));
+        let tower = senses.tower(Kind::Sound).ok_or_else(|| wrong(senses.no_tower(Kind::Sound)))?;
+        let grid = Grid::of_sound(senses.towers[tower].limits.medium, samples);
+        self.add(tower, &grid.map_err(|error| wrong(error.to_string()))?, senses, &wrong)?;
+        Ok(json!({ "type": Kind::Sound.name() }))
+    }
+
+    fn add(
+        &mut self,
+        tower: usize,
+        grid: &Grid,
+        senses: &Senses,
+        wrong: &dyn Fn(String) -> ApiError,
+    ) -> Result<(), ApiError> {
         let patches = Patches { values: &grid.values, columns: grid.columns, rows: grid.rows };
-        let soft = limits.soft_tokens(patches).map_err(|error| wrong(error.to_string()))?;
-        let units = (4 * grid.values.len()).div_ceil(UNIT) as u32;
-        let Ok(held) = Arc::clone(&senses.room).try_acquire_many_owned(units) else {
-            let most = senses.room_bytes;
-            let message =
-                format!("pictures and sounds of requests that have no answer yet may take {most} bytes, and do");
-            return Err(ApiError::queue_full(message));
-        };
-        self.held.push(held);
+        let soft = senses.towers[tower].limits.soft_tokens(patches).map_err(|error| wrong(error.to_string()))?;
+        self.held.push(senses.hold(4 * grid.values.len())?);
         self.items.push(Item { attachment: Attachment::new(tower, 0, patches), soft });
-        Ok(Some(json!({ "type": kind.name() })))
+        Ok(())
     }
 
     /// Puts every medium into the tokens of a prompt, which has one placeholder for each.

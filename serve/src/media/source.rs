@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use base64::Engine;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use gemma4c_models::media::BUDGETS;
 use serde_json::Value;
 
 use super::fetched::{Fetched, starts_with_scheme};
@@ -43,6 +44,57 @@ impl Kind {
 pub struct Part<'a> {
     pub kind: Kind,
     pub source: Source<'a>,
+    pub detail: Detail,
+}
+
+/// How closely a picture is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// As the server looks at pictures.
+    Auto,
+    Low,
+    /// As closely as the plan can.
+    High,
+    /// By so many soft tokens, at most.
+    SoftTokens(u32),
+}
+
+impl Detail {
+    /// Of a picture's part: OpenAI's word for it, or a number. Both stand beside the URL.
+    fn read(param: &str, part: &Value, field: &str) -> Result<Detail, ApiError> {
+        let beside = |name: &str| {
+            let at =
+                if part[field].is_object() { format!("{param}.{field}.{name}") } else { format!("{param}.{name}") };
+            let value = part[field].get(name).or_else(|| part.get(name)).filter(|value| !value.is_null());
+            value.map(|value| (at, value))
+        };
+        if let Some((at, value)) = beside("soft_tokens") {
+            let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
+            return count
+                .filter(|count| BUDGETS.contains(count))
+                .map(Detail::SoftTokens)
+                .ok_or_else(|| ApiError::invalid(&at, format!("{at} must be one of {BUDGETS:?}; found {value}")));
+        }
+        match beside("detail").map(|(at, value)| (at, value.as_str())) {
+            None | Some((_, Some("auto"))) => Ok(Detail::Auto),
+            Some((_, Some("low"))) => Ok(Detail::Low),
+            Some((_, Some("high" | "original"))) => Ok(Detail::High),
+            Some((at, _)) => Err(ApiError::invalid(&at, format!("{at} must be auto, low or high"))),
+        }
+    }
+
+    /// Soft tokens at most, where `usual` are usual and a plan has room for `most`.
+    pub fn budget(self, usual: u32, most: u32) -> Result<u32, String> {
+        match self {
+            Detail::Auto => Ok(usual),
+            Detail::Low => Ok(BUDGETS[0].min(most)),
+            Detail::High => Ok(BUDGETS[BUDGETS.len() - 1].min(most)),
+            Detail::SoftTokens(tokens) if tokens <= most => Ok(tokens),
+            Detail::SoftTokens(tokens) => {
+                Err(format!("{tokens} soft tokens are asked for, but the plan has room for {most} a picture"))
+            }
+        }
+    }
 }
 
 /// Where its bytes are.
@@ -53,10 +105,12 @@ pub enum Source<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// A part in the words of chat completions or of Responses; `None` where it is neither a picture nor a sound.
+    /// A part in the words of chat completions, of Responses or of Anthropic's Messages; `None` where it is neither a
+    /// picture nor a sound.
     pub fn read(param: &str, part: &'a Value) -> Result<Option<Part<'a>>, ApiError> {
         let Some(name) = part.get("type").and_then(Value::as_str) else { return Ok(None) };
         let (kind, field) = match name {
+            "image" => return Part::read_source(&format!("{param}.source"), &part["source"]).map(Some),
             "image_url" | "input_image" => (Kind::Picture, "image_url"),
             "audio_url" => (Kind::Sound, "audio_url"),
             "input_audio" => (Kind::Sound, "input_audio"),
@@ -79,9 +133,36 @@ impl<'a> Part<'a> {
             "input_audio" if !text.starts_with("data:") => Source::Base64(text),
             _ => Source::Url(text),
         };
-        Ok(Some(Part { kind, source }))
+        let detail = match kind {
+            Kind::Picture => Detail::read(param, part, field)?,
+            Kind::Sound => Detail::Auto,
+        };
+        Ok(Some(Part { kind, source, detail }))
+    }
+
+    /// Where a picture of Anthropic's Messages is.
+    fn read_source(param: &str, source: &'a Value) -> Result<Part<'a>, ApiError> {
+        let wrong = |field: &str, expected: &str| {
+            let param = format!("{param}.{field}");
+            ApiError::invalid(&param, format!("{param} must be {expected}"))
+        };
+        let text = |field: &str, expected: &str| source[field].as_str().ok_or_else(|| wrong(field, expected));
+        let source = match source["type"].as_str() {
+            Some("base64") => {
+                if !source["media_type"].as_str().is_some_and(|given| MEDIA_TYPES.contains(&given)) {
+                    return Err(wrong("media_type", &format!("one of {}", MEDIA_TYPES.join(", "))));
+                }
+                Source::Base64(text("data", "the base64 of a picture")?)
+            }
+            Some("url") => Source::Url(text("url", "a URL")?),
+            _ => return Err(wrong("type", "base64 or url")),
+        };
+        Ok(Part { kind: Kind::Picture, source, detail: Detail::Auto })
     }
 }
+
+/// What Anthropic's clients may call a picture; what it is, its first bytes say.
+const MEDIA_TYPES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
 impl Source<'_> {
     /// Whether it is somewhere else.
@@ -132,9 +213,49 @@ mod tests {
         assert_eq!(read(json!({ "type": "input_image", "image_url": "data:x" })), picture);
         let sound = read(json!({ "type": "input_audio", "input_audio": { "data": "AAAA", "format": "wav" } }));
         assert_eq!(sound, Ok(Some((Kind::Sound, r#"Base64("AAAA")"#.to_owned()))));
+        let base64 = json!({ "type": "base64", "media_type": "image/png", "data": "AAAA" });
+        let source = read(json!({ "type": "image", "source": base64 }));
+        assert_eq!(source, Ok(Some((Kind::Picture, r#"Base64("AAAA")"#.to_owned()))));
+        assert_eq!(read(json!({ "type": "image", "source": { "type": "url", "url": "data:x" } })), picture);
+        for (source, field) in [
+            (json!({ "type": "base64", "media_type": "image/bmp", "data": "" }), "p.source.media_type"),
+            (json!({ "type": "base64", "media_type": "image/png" }), "p.source.data"),
+            (json!({ "type": "url", "url": 7 }), "p.source.url"),
+            (json!({ "type": "file", "file_id": "x" }), "p.source.type"),
+            (json!(7), "p.source.type"),
+        ] {
+            let wrong = read(json!({ "type": "image", "source": source })).unwrap_err();
+            assert_eq!(wrong.param.as_deref(), Some(field));
+            assert!(wrong.message.starts_with(field), "{}", wrong.message);
+        }
         assert_eq!(read(json!({ "type": "text", "text": "x" })), Ok(None));
         let missing = read(json!({ "type": "input_image", "file_id": "x" })).unwrap_err();
         assert_eq!((missing.param.as_deref(), missing.status.as_u16()), (Some("p"), 400));
+    }
+
+    #[test]
+    fn a_picture_says_how_closely_it_is_looked_at() {
+        let detail = |part: Value| Part::read("p", &part).map(|part| part.map(|part| part.detail));
+        let of = |more: Value| {
+            let mut url = json!({ "url": "data:x" });
+            url.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            detail(json!({ "type": "image_url", "image_url": url }))
+        };
+        assert_eq!(of(json!({})), Ok(Some(Detail::Auto)));
+        assert_eq!(of(json!({ "detail": "low" })), Ok(Some(Detail::Low)));
+        assert_eq!(of(json!({ "detail": "low", "soft_tokens": 1120 })), Ok(Some(Detail::SoftTokens(1120))));
+        let beside = json!({ "type": "input_image", "image_url": "data:x", "detail": "high" });
+        assert_eq!(detail(beside), Ok(Some(Detail::High)));
+        for (more, param) in [
+            (json!({ "detail": "blurred" }), "p.image_url.detail"),
+            (json!({ "detail": 3 }), "p.image_url.detail"),
+            (json!({ "soft_tokens": 100 }), "p.image_url.soft_tokens"),
+        ] {
+            assert_eq!(of(more).unwrap_err().param.as_deref(), Some(param));
+        }
+        let budgets = [Detail::Auto, Detail::Low, Detail::High, Detail::SoftTokens(140)].map(|d| d.budget(280, 560));
+        assert_eq!(budgets, [Ok(280), Ok(70), Ok(560), Ok(140)]);
+        assert!(Detail::SoftTokens(1120).budget(280, 560).unwrap_err().contains("room for 560"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn every_error_names_what_is_wrong() {
             "context_length_exceeded",
             "This model's maximum context length is 512 tokens. However, you requested 10",
         ),
-        (chat(json!({ "max_tokens": -1 })), 400, "invalid_value", "max_tokens"),
+        (chat(json!({ "max_tokens": -2 })), 400, "invalid_value", "max_tokens"),
         (chat(json!({ "max_tokens": 1e300 })), 400, "invalid_value", "max_tokens"),
         (chat(json!({ "seed": "x" })), 400, "invalid_value", "seed"),
         (chat(json!({ "messages": [] })), 400, "invalid_value", "messages"),

@@ -37,8 +37,8 @@ fn every_request_has_one_line_when_it_has_ended() {
         let line = line(&notices);
         assert_eq!((answer.status, line.status), (200, 200));
         assert_eq!(
-            (line.method.as_str(), line.path.as_str(), line.model.as_str()),
-            ("POST", "/v1/completions", "tiny")
+            (line.method.as_str(), line.path.as_str(), line.model.as_deref()),
+            ("POST", "/v1/completions", Some("tiny"))
         );
         assert_eq!((line.request_id.as_str(), line.client.ip()), ("mine", server.address.ip()));
         assert_eq!((line.output_tokens, line.finish_reason.as_deref(), line.error), (Some(6), Some("length"), None));

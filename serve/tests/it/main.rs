@@ -9,15 +9,24 @@ mod golden;
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
 
+mod anthropic;
 mod api;
 mod connections;
 mod conversations;
 mod faults;
+mod films;
 mod forms;
 mod lines;
+mod llama;
+mod loops;
+mod models;
+mod mutations;
+mod ollama;
 mod predictions;
 mod responses;
 mod schemas;
 mod schemas_both_ways;
+mod seeing;
 mod slow;
 mod support;
+mod transcriptions;

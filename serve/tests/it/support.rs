@@ -14,15 +14,15 @@ use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
+use gemma4c_runtime::ModelLocation;
 use gemma4c_runtime::engine::{CpuDevice, CpuOptions, Device, DraftSource, Drafts, Engine, Options as EngineOptions};
-use gemma4c_runtime::{ModelLocation, RuntimeError};
-use gemma4c_serve::{Options, Running, start};
+use gemma4c_serve::{Offer, Options, Running, start};
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// A plan and the folder of its model.
 pub struct Tiny {
-    folder: TempDir,
+    pub folder: TempDir,
     pub plan: Plan,
 }
 
@@ -37,7 +37,7 @@ pub static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     Tiny { folder, plan }
 });
 
-fn compile(path: &Path, context: u32) -> Plan {
+pub fn compile(path: &Path, context: u32) -> Plan {
     let file = Gguf::open(path).expect("a model");
     let config = Config::read(&file).expect("a config");
     let graph = gemma4::graph(&file, &config).expect("a graph");
@@ -79,14 +79,40 @@ fn compile(path: &Path, context: u32) -> Plan {
     }
 }
 
+/// A model for a server, with something between its engine and the device, and so many drafts looked up at once.
+pub fn offer(
+    model: &str,
+    plan: Plan,
+    folder: &Path,
+    sequences: u32,
+    steps: Option<u32>,
+    wrapped: impl Fn(Box<dyn Device>) -> Box<dyn Device> + Send + Sync + 'static,
+) -> Offer {
+    let location = ModelLocation { plan: folder.join("plan.bin"), given: None };
+    let (opened, suppress) = (plan.clone(), plan.vocab.as_ref().expect("a vocabulary").suppress.clone());
+    let open = move || {
+        let drafts = match steps {
+            None => Drafts::default(),
+            steps => Drafts { source: DraftSource::Lookup, steps },
+        };
+        let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
+        let device: Box<dyn Device> = Box::new(CpuDevice::open(opened.clone(), &location, cpu)?);
+        Ok(Engine::new(
+            wrapped(device),
+            EngineOptions { suppress: suppress.clone(), drafts, ..EngineOptions::default() },
+        )?)
+    };
+    Offer { model: model.into(), aliases: Vec::new(), plan, open: Box::new(open) }
+}
+
 /// A server of its own.
 pub struct Server {
-    running: Option<Running<RuntimeError>>,
+    running: Option<Running>,
     pub address: SocketAddr,
 }
 
 pub fn options() -> Options {
-    Options { port: 0, model: "tiny".into(), ..Options::default() }
+    Options { port: 0, ..Options::default() }
 }
 
 impl Server {
@@ -96,57 +122,57 @@ impl Server {
 
     /// Whose engine looks so many drafts up in the text so far.
     pub fn drafting(options: Options, sequences: u32, steps: u32) -> Server {
-        let drafts = Drafts { source: DraftSource::Lookup, steps: Some(steps) };
-        Server::open(options, sequences, drafts, |device| device)
+        Server::open(options, sequences, Some(steps), |device| device)
     }
 
     /// With something between the engine and its device.
     pub fn on(
         options: Options,
         sequences: u32,
-        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+        wrapped: impl Fn(Box<dyn Device>) -> Box<dyn Device> + Send + Sync + 'static,
     ) -> Server {
-        Server::open(options, sequences, Drafts::default(), wrapped)
+        Server::open(options, sequences, None, wrapped)
     }
 
     fn open(
         options: Options,
         sequences: u32,
-        drafts: Drafts,
-        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+        steps: Option<u32>,
+        wrapped: impl Fn(Box<dyn Device>) -> Box<dyn Device> + Send + Sync + 'static,
     ) -> Server {
-        Server::of(TINY.plan.clone(), TINY.folder.path(), options, sequences, drafts, wrapped)
+        Server::of(vec![offer("tiny", TINY.plan.clone(), TINY.folder.path(), sequences, steps, wrapped)], options)
     }
 
     /// Whose model has another chat template.
     pub fn with_template(template: &str) -> Server {
         let mut plan = TINY.plan.clone();
         plan.vocab.as_mut().expect("a vocabulary").chat_template = Some(template.into());
-        Server::of(plan, TINY.folder.path(), options(), 1, Drafts::default(), |device| device)
+        Server::of(vec![offer("tiny", plan, TINY.folder.path(), 1, None, |device| device)], options())
     }
 
     /// Of another model.
     pub fn over(model: &Path, context: u32) -> Server {
-        let folder = model.parent().expect("a folder");
-        Server::of(compile(model, context), folder, options(), 1, Drafts::default(), |device| device)
+        Server::of_context(model, context, options())
     }
 
-    fn of(
-        plan: Plan,
-        folder: &Path,
-        options: Options,
-        sequences: u32,
-        drafts: Drafts,
-        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
-    ) -> Server {
-        let location = ModelLocation { plan: folder.join("plan.bin"), given: None };
-        let (opened, suppress) = (plan.clone(), plan.vocab.as_ref().expect("a vocabulary").suppress.clone());
-        let open = move || {
-            let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
-            let device: Box<dyn Device> = Box::new(CpuDevice::open(opened, &location, cpu)?);
-            Engine::new(wrapped(device), EngineOptions { suppress, drafts, ..EngineOptions::default() })
+    pub fn of_context(model: &Path, context: u32, options: Options) -> Server {
+        let folder = model.parent().expect("a folder");
+        let plan = compile(model, context);
+        Server::of(vec![offer("tiny", plan, folder, 1, None, |device| device)], options)
+    }
+
+    /// Of several models, all of them this one with another context.
+    pub fn of_models(models: &[(&str, u32)], options: Options, sequences: u32) -> Server {
+        let folder = TINY.folder.path();
+        let offer = |(name, context): &(&str, u32)| {
+            let plan = compile(&folder.join("model.gguf"), *context);
+            offer(name, plan, folder, sequences, None, |device| device)
         };
-        let running = start(plan, options, open).expect("a server");
+        Server::of(models.iter().map(offer).collect(), options)
+    }
+
+    pub fn of(offers: Vec<Offer>, options: Options) -> Server {
+        let running = start(offers, options).expect("a server");
         let address = running.address;
         Server { running: Some(running), address }
     }

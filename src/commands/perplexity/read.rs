@@ -4,8 +4,9 @@ use anyhow::{Context, Result, bail};
 use gemma4c_runtime::{Asked, Session, argmax};
 use rayon::prelude::*;
 
-use super::score::{LogSoftmax, Scores};
+use super::score::Scores;
 use super::windows::Window;
+use crate::scoring::LogSoftmax;
 
 /// Bytes of logits held for each plan: 32 rows of the largest vocabulary there is.
 const HELD_BYTES: usize = 32 << 20;

@@ -9,6 +9,7 @@ use gemma4c_runtime::RuntimeError;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::commands::tokenize::parse_ids;
+use crate::scoring::Cut;
 
 /// Tokens that are read as a sequence of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,33 +29,6 @@ impl Window {
 
     pub fn scored(&self) -> usize {
         self.tokens.len() - self.first_scored
-    }
-}
-
-/// How a text is cut.
-#[derive(Clone, Copy, Debug)]
-pub struct Cut {
-    /// Of each window.
-    pub tokens: usize,
-    /// Whether every token of a window is scored, as far as there is one before it.
-    pub all: bool,
-}
-
-impl Cut {
-    /// The token in the middle is the first whose logits count, so the one after it is the first to be scored.
-    fn first_scored(self) -> usize {
-        if self.all { 1 } else { self.tokens / 2 + 1 }
-    }
-
-    /// Refuses windows in which nothing is scored.
-    pub fn check(self) -> Result<()> {
-        let least = if self.all { 2 } else { 3 };
-        ensure!(
-            self.tokens >= least,
-            "--window {}: at least {least} tokens are needed to have one to score",
-            self.tokens
-        );
-        Ok(())
     }
 }
 
@@ -86,8 +60,7 @@ impl Windows {
         Ok(Windows { name, list, left_over: 0 })
     }
 
-    /// The text's tokens cut into windows of equal length. Where the vocabulary asks for a beginning-of-sequence token,
-    /// it takes the place of each window's first, so that windows neither overlap nor shift.
+    /// The text's tokens cut into windows of equal length.
     pub fn from_text(
         name: String,
         text: &str,
@@ -100,14 +73,13 @@ impl Windows {
         let ids = tokenizer.encode(text, EncodeOptions { add_bos: true, parse_special: false });
         check_ids(&name, &ids, vocab_size)?;
         let bos = vocab.bos.filter(|_| vocab.add_bos);
-        let whole = ids.chunks_exact(cut.tokens);
-        let left_over = whole.remainder().len();
-        let window = |(number, tokens): (usize, &[u32])| {
-            let mut tokens = tokens.to_vec();
-            tokens[0] = bos.unwrap_or(tokens[0]);
-            Window { name: format!("{name}, window {number}"), tokens, first_scored: cut.first_scored() }
+        let left_over = ids.len() % cut.tokens;
+        let window = |(number, tokens): (usize, Vec<u32>)| Window {
+            name: format!("{name}, window {number}"),
+            tokens,
+            first_scored: cut.first_scored(),
         };
-        let list: Vec<Window> = (1..).zip(whole).map(window).collect();
+        let list: Vec<Window> = (1..).zip(cut.windows(&ids, bos)).map(window).collect();
         ensure!(
             !list.is_empty(),
             "{name} has {} tokens, too few for a window of {}: give a smaller --window or more text",
@@ -158,15 +130,6 @@ fn check_ids(name: &str, tokens: &[u32], vocab_size: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_second_half_is_what_follows_the_token_in_the_middle() {
-        let scored = |tokens, all| tokens - Cut { tokens, all }.first_scored();
-        // llama.cpp scores n - 1 - n/2 tokens of a window of n.
-        assert_eq!([3, 4, 5, 512].map(|n| scored(n, false)), [1, 1, 2, 255]);
-        assert_eq!([2, 3, 512].map(|n| scored(n, true)), [1, 2, 511]);
-        assert!(Cut { tokens: 2, all: false }.check().is_err() && Cut { tokens: 1, all: true }.check().is_err());
-    }
 
     #[test]
     fn a_line_is_a_window_by_any_separator() {

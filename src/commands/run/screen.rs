@@ -38,6 +38,8 @@ impl<'a> Screen<'a> {
                 self.notes.write_all(text.as_bytes())?;
                 self.notes.flush()?;
             }
+            // Without tools there are none.
+            Shown::Call(_) | Shown::Arguments(_) => {}
         }
         Ok(())
     }

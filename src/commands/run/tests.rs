@@ -12,7 +12,7 @@ use gemma4c_models::tokenizer::EncodeOptions;
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::Finish;
 use gemma4c_runtime::{DraftSource, ModelLocation, Sampler, Session, Speculation};
-use gemma4c_serve::Speech;
+use gemma4c_serve::{Dialogue, Speech};
 use tempfile::TempDir;
 
 use super::chat::Chat;
@@ -300,6 +300,42 @@ fn commands_are_explained_and_a_wrong_one_is_named() {
     assert_eq!(saved.trim_end(), format!("System: Be brief.\n\nUser: who?\n\nAssistant: {answer}").trim_end());
 }
 
+/// What the library reads of an answer in a conversation with tools, by the markers' ids.
+#[test]
+fn calls_of_tools_are_read() {
+    let model = Model::new(256);
+    let tokenizer = &model.speech.tokenizer;
+    let plain = |text: &str| tokenizer.encode(text, EncodeOptions { add_bos: false, parse_special: false });
+    let mark = |text: &str| vec![tokenizer.marker(text).unwrap()];
+    let messages = serde_json::json!([{"role": "user", "content": "Is it raining in Bath?"}]);
+    let parameters = serde_json::json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let tools = serde_json::json!([{"type": "function", "function": {"name": "weather", "parameters": parameters}}]);
+    let dialogue = Dialogue::read(&model.speech, &messages, &tools, false).unwrap();
+    let mut reader = Reader::dialogue(&model.speech, &dialogue, &[]);
+    let quote = || mark("<|\"|>");
+    let call =
+        [mark("<|tool_call>"), plain("call:weather{city:"), quote(), plain("Bath"), quote(), plain("}")].concat();
+    let mut shown = Vec::new();
+    for token in [plain("Let me see."), call, mark("<tool_call|>")].concat() {
+        shown.extend(reader.push(token).unwrap().0);
+    }
+    shown.extend(reader.finish(Finish::Stop, false));
+    let (mut text, mut name, mut arguments) = (String::new(), String::new(), String::new());
+    for piece in shown {
+        match piece {
+            Shown::Text(more) => text += &more,
+            Shown::Call(called) => name += &called,
+            Shown::Arguments(more) => arguments += &more,
+            Shown::Thought(_) => panic!("it thinks"),
+        }
+    }
+    let arguments: serde_json::Value = serde_json::from_str(&arguments).unwrap();
+    assert_eq!(
+        (text.trim(), name.as_str(), arguments),
+        ("Let me see.", "weather", serde_json::json!({"city": "Bath"}))
+    );
+}
+
 #[test]
 fn thoughts_are_shown_apart_and_are_no_part_of_the_answer() {
     let model = Model::new(256);
@@ -315,6 +351,7 @@ fn thoughts_are_shown_apart_and_are_no_part_of_the_answer() {
         pieces.into_iter().for_each(|piece| match piece {
             Shown::Text(more) => text.push_str(&more),
             Shown::Thought(more) => thoughts.push_str(&more),
+            Shown::Call(_) | Shown::Arguments(_) => panic!("there are no tools"),
         });
     };
     for token in tokens {

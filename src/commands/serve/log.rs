@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel}
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gemma4c_serve::{Notice, RequestLine, Sink};
+use gemma4c_serve::{Notice, RequestLine, Sink, date_and_time};
 use serde_json::{Value, json};
 
 /// How lines are written.
@@ -113,7 +113,7 @@ fn text(notice: &Notice, now: SystemTime) -> String {
                     false => text.escape_debug().to_string(),
                 })
             };
-            more("model", quoted(&line.model));
+            more("model", line.model.as_deref().and_then(quoted));
             more("prompt", line.prompt_tokens.map(|tokens| tokens.to_string()));
             more("cached", line.cached_tokens.map(|tokens| tokens.to_string()));
             more("output", line.output_tokens.map(|tokens| tokens.to_string()));
@@ -170,24 +170,7 @@ fn json_line(notice: &Notice, now: SystemTime) -> Value {
 /// UTC, as RFC 3339 writes it, with milliseconds.
 fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
-    let (year, month, day) = date(days);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}.{:03}Z", second % 60, since.subsec_millis())
-}
-
-/// Year, month and day of a day since 1970, of the Gregorian calendar. Years are counted from March on, so that the day
-/// that some years have more comes last.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Days between 0000-03-01 and 1970-01-01; a cycle of the calendar is 400 years.
-    let since = days + 719_468;
-    let (cycle, day) = (since / 146_097, since % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (400 * cycle + year + u64::from(month <= 2), month, day)
+    format!("{}.{:03}Z", date_and_time(since.as_secs()), since.subsec_millis())
 }
 
 #[cfg(test)]
@@ -205,15 +188,17 @@ mod tests {
             method: "POST".into(),
             path: "/v1/chat/completions".into(),
             status: 200,
-            model: "a model".into(),
+            model: Some("a model".into()),
             request_id: "req_1".into(),
             prompt_tokens: Some(20),
             cached_tokens: Some(4),
             output_tokens: Some(7),
+            queued: Some(Duration::from_micros(1_000)),
             first_token: Some(Duration::from_micros(12_340)),
             total: Duration::from_micros(99_990),
             finish_reason: Some("stop".into()),
             error: None,
+            traceparent: None,
         }
     }
 
@@ -239,19 +224,6 @@ mod tests {
         insta::assert_snapshot!(text(&draining, now), @"1970-01-01T00:00:00.000Z draining: waiting for 3 requests, the oldest for 12 s; ends in 27 s at the latest, or at once with another signal");
         insta::assert_snapshot!(json_line(&draining, now), @r#"{"time":"1970-01-01T00:00:00.000Z","event":"draining","requests":3,"oldest_ms":12000.0,"left_ms":27500.0}"#);
         insta::assert_snapshot!(text(&Notice::Cut { requests: 1 }, now), @"1970-01-01T00:00:00.000Z ending: 1 request cut");
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (days, expected) in [
-            (0, (1970, 1, 1)),
-            (10_956, (1999, 12, 31)),
-            (11_016, (2000, 2, 29)),
-            (47_540, (2100, 2, 28)),
-            (47_541, (2100, 3, 1)),
-        ] {
-            assert_eq!(date(days), expected, "{days}");
-        }
     }
 
     /// Writes nothing before it may.
