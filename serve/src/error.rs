@@ -119,6 +119,9 @@ impl From<RequestError> for ApiError {
     }
 }
 
+/// What a handler gives back; an error becomes its response by itself.
+pub type Answered = Result<Response<Body>, ApiError>;
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         self.response()

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::dialect::Dialect;
-use crate::error::{ApiError, json_response};
+use crate::error::{Answered, ApiError, json_response};
 use crate::fields::Fields;
 use crate::keys::Keys;
 use crate::media::Fetched;
@@ -33,16 +33,14 @@ pub struct Gate {
     pub sink: Option<Sink>,
 }
 
-type Answered = Result<Response<Body>, ApiError>;
-
 pub fn router(gate: Gate) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/page/{file}", get(page))
-        .route("/v1/chat/completions", post(answer_chat))
-        .route("/chat/completions", post(answer_chat))
-        .route("/v1/completions", post(answer_completion))
-        .route("/v1/responses", post(answer_response))
+        .route("/v1/chat/completions", post(chat))
+        .route("/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .route("/v1/responses", post(response))
         .merge(anthropic::routes::routes())
         .merge(transcription::routes::routes())
         .route("/v1/models", get(list))
@@ -125,20 +123,12 @@ fn has_host(request: &Request) -> bool {
     request.version() != Version::HTTP_11 || request.headers().get_all(header::HOST).iter().count() == 1
 }
 
-fn answered(answer: Answered) -> Response<Body> {
-    answer.unwrap_or_else(|error| error.response())
-}
-
-async fn answer_chat(
+async fn chat(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    answered(chat(models, record, headers, body).await)
-}
-
-async fn chat(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+) -> Answered {
     let (app, body) = models.receive(&headers, body, &record).await?;
     let chat::Chat { generation, prepared } = body::read(&app, body, chat::prepare).await?;
     let has_logprobs = generation.top_logprobs.is_some();
@@ -155,16 +145,12 @@ async fn chat(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body
     Ok(json_response(StatusCode::OK, &chat::whole(&app, &envelope, &answers, usage, has_logprobs)))
 }
 
-async fn answer_completion(
+async fn completion(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    answered(completion(models, record, headers, body).await)
-}
-
-async fn completion(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+) -> Answered {
     let (app, body) = models.receive(&headers, body, &record).await?;
     let read = |app: &App, fields: Fields<'_>, _: &Fetched| completions::prepare(app, fields);
     let completions::Completion { generation, prepared, echoes } = body::read(&app, body, read).await?;
@@ -184,16 +170,12 @@ async fn completion(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-async fn answer_response(
+async fn response(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    answered(response(models, record, headers, body).await)
-}
-
-async fn response(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+) -> Answered {
     let (app, body) = models.receive(&headers, body, &record).await?;
     let responses::Response { chat, echo } = body::read(&app, body, responses::prepare).await?;
     let mut progress = app.begin(chat.prepared, record).await?;
@@ -240,8 +222,8 @@ async fn tokenize(
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    answered(with_body(models, record, headers, body, tokens::tokenize).await)
+) -> Answered {
+    with_body(models, record, headers, body, tokens::tokenize).await
 }
 
 async fn detokenize(
@@ -249,8 +231,8 @@ async fn detokenize(
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    answered(with_body(models, record, headers, body, tokens::detokenize).await)
+) -> Answered {
+    with_body(models, record, headers, body, tokens::detokenize).await
 }
 
 async fn with_body(

@@ -13,6 +13,18 @@ use crate::fields::Fields;
 use crate::generation::Generation;
 use crate::media::Fetched;
 
+/// The fields of sampling that ollama and llama-server have alike, and our names for them.
+pub const SAMPLING: [(&str, &str); 8] = [
+    ("temperature", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("repeat_penalty", "repetition_penalty"),
+    ("repeat_last_n", "repeat_last_n"),
+    ("presence_penalty", "presence_penalty"),
+    ("frequency_penalty", "frequency_penalty"),
+];
+
 /// Stop strings of a request: these APIs name no limit.
 const MOST_STOPS: usize = 64;
 

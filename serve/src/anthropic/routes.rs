@@ -4,34 +4,28 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State as Shared;
-use axum::http::{HeaderMap, Response, StatusCode};
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
 
 use super::events::MessageEvents;
 use super::{count_tokens, prepare};
-use crate::error::{ApiError, json_response};
+use crate::error::{Answered, json_response};
 use crate::models::Models;
 use crate::record::Record;
 use crate::sse::Events;
 use crate::{body, sse};
 
 pub fn routes() -> Router<Arc<Models>> {
-    Router::new().route("/v1/messages", post(answer_message)).route("/v1/messages/count_tokens", post(answer_count))
+    Router::new().route("/v1/messages", post(message)).route("/v1/messages/count_tokens", post(count))
 }
 
-type Answered = Result<Response<Body>, ApiError>;
-
-async fn answer_message(
+async fn message(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    message(models, record, headers, body).await.unwrap_or_else(|error| error.response())
-}
-
-async fn message(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+) -> Answered {
     let (app, body) = models.receive(&headers, body, &record).await?;
     let chat = body::read(&app, body, prepare).await?;
     let mut progress = app.begin(chat.prepared, record).await?;
@@ -48,16 +42,12 @@ async fn message(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, b
     }
 }
 
-async fn answer_count(
+async fn count(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    count(models, record, headers, body).await.unwrap_or_else(|error| error.response())
-}
-
-async fn count(models: Arc<Models>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
+) -> Answered {
     let (app, body) = models.receive(&headers, body, &record).await?;
     Ok(json_response(StatusCode::OK, &body::read(&app, body, count_tokens).await?))
 }

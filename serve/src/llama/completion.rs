@@ -8,31 +8,27 @@ use crate::error::ApiError;
 use crate::fields::{Fields, decimal};
 use crate::generation::{Generation, any_seed};
 use crate::raw::encode;
-use crate::translated::{Translated, refuse_unless_neutral};
+use crate::translated::{SAMPLING, Translated, refuse_unless_neutral};
 
-/// Fields under their names here.
-const FIELDS: [(&str, &str); 11] = [
-    ("temperature", "temperature"),
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("repeat_penalty", "repetition_penalty"),
-    ("repeat_last_n", "repeat_last_n"),
-    ("presence_penalty", "presence_penalty"),
-    ("frequency_penalty", "frequency_penalty"),
+/// Fields under their names here, beside those of sampling.
+const FIELDS: [(&str, &str); 8] = [
+    ("dry_multiplier", "dry_multiplier"),
+    ("dry_base", "dry_base"),
+    ("dry_allowed_length", "dry_allowed_length"),
+    ("dry_penalty_last_n", "dry_penalty_last_n"),
+    ("dry_sequence_breakers", "dry_sequence_breakers"),
     ("ignore_eos", "ignore_eos"),
     ("json_schema", "json_schema"),
     ("timings_per_token", "timings_per_token"),
 ];
 
 /// Settings that would change the answer and are not there, with the value that changes nothing.
-const NEUTRAL: [(&str, f64); 14] = [
+const NEUTRAL: [(&str, f64); 13] = [
     ("typical_p", 1.0),
     ("typ_p", 1.0),
     ("top_n_sigma", -1.0),
     ("dynatemp_range", 0.0),
     ("xtc_probability", 0.0),
-    ("dry_multiplier", 0.0),
     ("mirostat", 0.0),
     ("min_keep", 0.0),
     ("n_indent", 0.0),
@@ -58,6 +54,7 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Asked, ApiError> {
     }
     refuse_unless_neutral(fields, "", &NEUTRAL)?;
     let mut body = Translated::default();
+    body.take(fields, "", &SAMPLING);
     body.take(fields, "", &FIELDS);
     body.take_stops(fields, "")?;
     body.take_unless_minus_one(fields, "", "seed", "seed");

@@ -8,18 +8,16 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State as Shared;
-use axum::http::{HeaderMap, Response, StatusCode, Uri};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 
 use crate::app::App;
-use crate::error::{ApiError, json_response};
+use crate::error::{Answered, ApiError, json_response};
 use crate::models::Models;
 use crate::record::Record;
 use crate::{body, sse};
 use answer::CompletionAnswer;
-
-type Answered = Result<Response<Body>, ApiError>;
 
 pub fn routes() -> Router<Arc<Models>> {
     Router::new()

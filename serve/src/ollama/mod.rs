@@ -19,15 +19,13 @@ use axum::{Extension, Router};
 use serde_json::json;
 
 use crate::app::App;
-use crate::error::{ApiError, json_response};
+use crate::error::{Answered, ApiError, json_response};
 use crate::models::Models;
 use crate::record::Record;
 use crate::sse::Events;
 use crate::{body, sse};
 use lines::{Form, Lines};
 use request::{Asked, Request};
-
-type Answered = Result<Response<Body>, ApiError>;
 
 pub fn routes() -> Router<Arc<Models>> {
     let all = Router::new()

@@ -6,20 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::translated::{Translated, refuse_unless_neutral};
-
-/// Options under their names here. What is about loading a model (`num_gpu`, `num_thread`, `use_mmap` …) was decided
-/// when the server was started and is left alone, as is `num_keep`: nothing of a conversation is ever dropped.
-const OPTIONS: [(&str, &str); 8] = [
-    ("temperature", "temperature"),
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("repeat_penalty", "repetition_penalty"),
-    ("repeat_last_n", "repeat_last_n"),
-    ("presence_penalty", "presence_penalty"),
-    ("frequency_penalty", "frequency_penalty"),
-];
+use crate::translated::{SAMPLING, Translated, refuse_unless_neutral};
 
 /// Options that would change the text and are not there, with the value that changes nothing.
 const NEUTRAL: [(&str, f64); 4] = [("typical_p", 1.0), ("tfs_z", 1.0), ("mirostat", 0.0), ("penalize_newline", 1.0)];
@@ -27,8 +14,10 @@ const NEUTRAL: [(&str, f64); 4] = [("typical_p", 1.0), ("tfs_z", 1.0), ("mirosta
 /// Options, form and thoughts of an answer.
 pub fn read(fields: Fields<'_>, body: &mut Translated) -> Result<(), ApiError> {
     if let Some(options) = fields.object("options")? {
+        // What is about loading a model (`num_gpu`, `num_thread`, `use_mmap` …) was decided when the server was started
+        // and is left alone, as is `num_keep`: nothing of a conversation is ever dropped.
         refuse_unless_neutral(options, "options.", &NEUTRAL)?;
-        body.take(options, "options.", &OPTIONS);
+        body.take(options, "options.", &SAMPLING);
         body.take_stops(options, "options.")?;
         body.take_unless_minus_one(options, "options.", "seed", "seed");
         // -1 is no limit, and -2 was the word for what the context has room for, which is the same here.
@@ -39,7 +28,7 @@ pub fn read(fields: Fields<'_>, body: &mut Translated) -> Result<(), ApiError> {
         }
         // The context is what the server was started with. A larger one is not refused: what matters is whether the
         // prompt fits, which a prompt that does not is told.
-        options.count("num_ctx", 0, u32::MAX as u64).map_err(|error| below("options.", error))?;
+        options.count("num_ctx", 0, u32::MAX as u64).map_err(|error| error.within("options"))?;
     }
     read_format(fields, body)?;
     match fields.get("think") {
@@ -51,15 +40,6 @@ pub fn read(fields: Fields<'_>, body: &mut Translated) -> Result<(), ApiError> {
         Some(other) => return Err(wrong("think", "true, false, \"low\", \"medium\" or \"high\"", other)),
     }
     Ok(())
-}
-
-/// An error about a field of an object in the body.
-fn below(prefix: &str, error: ApiError) -> ApiError {
-    ApiError {
-        param: error.param.map(|param| format!("{prefix}{param}")),
-        message: format!("{prefix}{}", error.message),
-        ..error
-    }
 }
 
 fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {

@@ -17,33 +17,24 @@ use super::multipart::{Form, boundary};
 use super::transcript::Transcript;
 use crate::app::App;
 use crate::body::Received;
-use crate::error::{ApiError, json_response};
+use crate::error::{Answered, json_response};
 use crate::models::Models;
 use crate::record::Record;
 use crate::{body, sse};
 
 pub fn routes() -> Router<Arc<Models>> {
-    Router::new().route("/v1/audio/transcriptions", post(answer))
+    Router::new().route("/v1/audio/transcriptions", post(transcribe))
 }
 
 /// Files that are decoded at once: the longest takes half a gigabyte before its rate is the model's.
 static DECODERS: Semaphore = Semaphore::const_new(2);
 
-async fn answer(
+async fn transcribe(
     Shared(models): Shared<Arc<Models>>,
     Extension(record): Extension<Arc<Record>>,
     headers: HeaderMap,
     body: Body,
-) -> Response<Body> {
-    transcribe(models, record, headers, body).await.unwrap_or_else(|error| error.response())
-}
-
-async fn transcribe(
-    models: Arc<Models>,
-    record: Arc<Record>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response<Body>, ApiError> {
+) -> Answered {
     let boundary = boundary(&headers)?;
     let model = |body: &Received| {
         let form = Form::parse(&boundary, body.bytes()).ok()?;

@@ -207,7 +207,7 @@ fn bad_fields_are_refused_by_name() {
         (json!({ "cache_prompt": "no" }), "cache_prompt"),
         (json!({ "timings_per_token": "no" }), "timings_per_token"),
         (json!({ "mirostat": 2 }), "mirostat"),
-        (json!({ "dry_multiplier": 0.8 }), "dry_multiplier"),
+        (json!({ "dry_multiplier": -1 }), "dry_multiplier"),
         (json!({ "lora": [{ "id": 0 }] }), "lora"),
         (json!({ "post_sampling_probs": true }), "post_sampling_probs"),
     ] {

@@ -51,6 +51,10 @@ fn dry_breaks_a_circle() {
     assert_eq!(longest_run(&dry), 4, "{dry:?}");
     let none = json!({ "dry_multiplier": 60, "dry_sequence_breakers": [round[0]] });
     assert_eq!(tokens(none), round, "nothing goes across a breaker");
+    // The same at llama-server's own path, whose names these are.
+    let own = json!({ "prompt": "x", "n_predict": 60, "logit_bias": [[5, 100]], "temperature": 0, "return_tokens": true, "dry_multiplier": 60 });
+    let own = server.post("/completion", &own).json()["tokens"].as_array().expect("tokens").clone();
+    assert_eq!((own.len(), longest_run(&own)), (dry.len(), 4), "{own:?}");
     for (field, wrong) in [
         ("dry_multiplier", json!(-1)),
         ("dry_base", json!(0.5)),
