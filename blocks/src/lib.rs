@@ -9,13 +9,16 @@
 //!
 //! [`narrow`] is the other use of 8 bits: keys and values, which are rounded while a plan runs.
 //!
-//! What this crate does not do: arithmetic on blocks (dot products live with the backends) and quantisation of
-//! trained weights (the files arrive quantised).
+//! [`recipe`] makes rows of blocks of files that store them otherwise: safetensors with scales in tensors of their own,
+//! and floats that are to be quantised.
+//!
+//! What this crate does not do: arithmetic on blocks; dot products live with the backends.
 
 pub mod decode;
 pub mod finite;
 mod layout;
 pub mod narrow;
+pub mod recipe;
 pub mod reference;
 
 pub use layout::{Codes, DType, Layout, Minimum, Plane, Scale};
