@@ -7,6 +7,7 @@
 //! Each arrow can be left out by who needs less: the simulator and the tests stop before NVRTC, and what the kernels'
 //! tests look at are declared from descriptions of models, which have no weights.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -23,10 +24,11 @@ use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_plan::{
-    Drafter, MediaTokens, Medium, Model, ModelFile, Plan, Program, Sampling, Stage, Target, Tower, Vocab,
+    Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
 };
 
 use crate::error::Error;
+use crate::files;
 use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
 
 /// Rows of logits a pass keeps: 262144 floats each.
@@ -51,7 +53,7 @@ impl Deref for Source {
 
 impl Source {
     pub fn open(path: &Path) -> Result<Source, Error> {
-        Ok(Source::File(Gguf::open(path)?))
+        Ok(Source::File(files::open_model(path)?))
     }
 
     /// Its tensors' bytes, where it has some.
@@ -337,14 +339,16 @@ impl<'a> Declared<'a> {
         if weight.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
         }
-        let Some(bytes) = self.bytes(id.index()) else { return Ok(vec![1.0; weight.dim(0) as usize]) };
+        let not_floats = |_| LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype };
+        let bytes = self.bytes(id.index()).map_err(not_floats)?;
+        let Some(bytes) = bytes else { return Ok(vec![1.0; weight.dim(0) as usize]) };
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
-    /// A weight as its file has it; `None` where it is only described.
-    pub fn bytes(&self, weight: usize) -> Option<&'a [u8]> {
+    /// A weight as the plan wants it; `None` where it is only described.
+    pub fn bytes(&self, weight: usize) -> Result<Option<Cow<'a, [u8]>>, GgufError> {
         let (source, tensor) = self.tensors[weight];
-        source.file().map(|file| file.data(tensor))
+        source.file().map(|file| file.bytes(tensor)).transpose()
     }
 
     /// The plan, with these programs for GPUs.
@@ -414,12 +418,19 @@ impl<'a> Declared<'a> {
             name: weight.name.clone(),
             dtype: weight.dtype,
             dims: weight.dims.clone(),
-            file: (first_file(source) + tensor.file) as u32,
+            file: if tensor.pieces.is_empty() { (first_file(source) + tensor.file) as u32 } else { 0 },
             offset: tensor.offset,
             bytes: tensor.len,
+            pieces: tensor.pieces.iter().map(|piece| moved(piece, first_file(source) as u32)).collect(),
         };
         self.weights.iter().zip(&self.tensors).map(weight).collect()
     }
+}
+
+/// A piece whose files are counted from `first` on.
+fn moved(piece: &Piece, first: u32) -> Piece {
+    let inputs = piece.inputs.iter().map(|span| Span { file: first + span.file, ..*span }).collect();
+    Piece { inputs, ..*piece }
 }
 
 impl DeclaredTower {
@@ -488,7 +499,8 @@ fn sampling(file: &Header) -> Result<Sampling, GgufError> {
 /// Named relative to the plan where it is in the plan's folder or below, so that the two can move together.
 fn model_file(file: &FileInfo, folder: &Path) -> Result<ModelFile, Error> {
     let absolute = |path: &Path| path.canonicalize().map_err(Error::read(path));
-    let path = absolute(&file.path)?;
+    // A cache of downloads has links that say which model it is, to files that do not.
+    let path = absolute(files::folder(&file.path))?.join(file.path.file_name().unwrap_or_default());
     let path = path.strip_prefix(absolute(folder)?).unwrap_or(&path);
     let name = path.to_str();
     let name = name.ok_or_else(|| Error::WrongFile { path: path.into(), why: "is not a name in UTF-8".into() })?;

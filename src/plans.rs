@@ -197,7 +197,7 @@ fn name(model: &Path, files: &Files, options: &Options, may: Choosable) -> Resul
         .iter()
         .map(|file| {
             let paths = file.files().iter().map(|part| fs::canonicalize(&part.path).unwrap_or(part.path.clone()));
-            (file.fingerprint(file.tensors()), paths.collect())
+            (file.fingerprint(file.tensors()) ^ file.metadata_hash(), paths.collect())
         })
         .collect();
     // Another build may compile otherwise.

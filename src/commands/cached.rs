@@ -69,7 +69,7 @@ impl ModelArgs {
         if let Some(brought) = &brought {
             plan.plan = brought.model.clone();
         }
-        if !files::is_gguf(&plan.plan)? {
+        if !files::is_model(&plan.plan)? {
             return self.refuse_for_plan(&plan.plan, needs);
         }
         let brought = brought.unwrap_or_default();

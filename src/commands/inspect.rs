@@ -6,7 +6,6 @@ use anyhow::{Result, bail};
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::to_dot;
 use gemma4c_models::gemma4::{self, Config};
-use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
@@ -78,13 +77,13 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         args.file = brought.model;
     }
     let args = &args;
-    let text = if files::is_gguf(&args.file)? { of_model(args)? } else { of_plan(args)? };
+    let text = if files::is_model(&args.file)? { of_model(args)? } else { of_plan(args)? };
     output::print(&text)?;
     Ok(Outcome::Done)
 }
 
 fn of_model(args: &Args) -> Result<String> {
-    let file = Gguf::open(&args.file)?;
+    let file = files::open_model(&args.file)?;
     let config = Config::read(&file)?;
     let view = &args.view;
     if view.check_weights {

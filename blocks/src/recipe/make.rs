@@ -1,45 +1,29 @@
 //! Carries a recipe out, for some rows.
 
-use half::{bf16, f16};
-
+use super::coded;
+use super::fault::Fault;
+use super::kinds::{Float, Input, Recipe};
+use super::numbers::floats;
 use super::quantise::{quantise_q4_0, quantise_q8_0};
-use super::{Float, Recipe};
 use crate::DType;
-
-/// A scale that no trained weight has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BadScale {
-    /// Of the rows that were made, the one that has it.
-    pub row: usize,
-    /// The first column that it is for.
-    pub column: usize,
-    pub scale: f32,
-}
-
-/// Why rows cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fault {
-    BadScale(BadScale),
-    /// The recipe does not make such rows, or its inputs have other lengths.
-    Misfit,
-}
 
 /// Divides the frequency of a pair that is not rotated.
 const STANDS_STILL: f32 = 1e30;
 
 impl Recipe {
     /// Makes whole rows of `columns` values of type `to`, the piece's row `first` and those behind it. Each of `inputs`
-    /// is what [`super::Input::of_rows`] says that these rows need of it.
+    /// is what [`Input::of_rows`] says that these rows need of it.
     pub fn make(&self, to: DType, columns: usize, first: u64, inputs: &[&[u8]], out: &mut [u8]) -> Result<(), Fault> {
         let row_bytes = to.row_bytes(columns as u64).filter(|bytes| *bytes > 0).ok_or(Fault::Misfit)? as usize;
         let rows = out.len() / row_bytes;
         let shapes = self.inputs(to, columns as u64).ok_or(Fault::Misfit)?;
-        let fits = |(shape, input): (&super::Input, &&[u8])| {
+        let fits = |(shape, input): (&Input, &&[u8])| {
             shape.of_rows(first, rows as u64).is_some_and(|(_, bytes)| bytes == input.len() as u64)
         };
         if shapes.len() != inputs.len() || out.len() % row_bytes != 0 || !shapes.iter().zip(inputs).all(fits) {
             return Err(Fault::Misfit);
         }
+        let rows_of = |first| coded::Rows { to, columns, first };
         match *self {
             Recipe::Copy => out.copy_from_slice(inputs[0]),
             Recipe::Widen { from } => widen(from, inputs[0], out),
@@ -48,19 +32,16 @@ impl Recipe {
                 let (floats, _) = out.as_chunks_mut::<4>();
                 floats.iter_mut().zip(factors.cycle()).for_each(|(to, factor)| *to = f32::to_le_bytes(factor));
             }
+            Recipe::Integers { bits, has_zeros, scales } => {
+                return coded::integers(bits.into(), has_zeros, scales, rows_of(first), inputs, out);
+            }
+            Recipe::Bytes { scales } => return coded::bytes(scales, rows_of(first), inputs, out),
+            Recipe::Fp8 { scales } => return coded::fp8(scales, rows_of(first), inputs, out),
+            Recipe::Nvfp4 { is_divisor } => return coded::nvfp4(is_divisor, rows_of(first), inputs, out),
             Recipe::Quantise { from } => quantise(from, inputs[0], to, out),
         }
         Ok(())
     }
-}
-
-/// Floats of a file as numbers.
-pub(super) fn floats(from: Float, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(from.bytes() as usize).map(move |b| match from {
-        Float::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        Float::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
-        Float::BF16 => bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-    })
 }
 
 fn widen(from: Float, bytes: &[u8], out: &mut [u8]) {

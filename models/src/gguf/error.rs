@@ -26,6 +26,13 @@ pub enum GgufError {
     UnsupportedType { tensor: String, id: u32 },
     #[error("tensor {} is missing", quoted(tensor))]
     MissingTensor { tensor: String },
+    #[error(
+        "tensor {}: the scale of row {row} from column {column} on is {scale}; a trained weight has a positive number",
+        quoted(tensor)
+    )]
+    BadScale { tensor: String, row: usize, column: usize, scale: f32 },
+    #[error("internal: tensor {} cannot be made of its pieces", quoted(tensor))]
+    Unmade { tensor: String },
     #[error("tensor {} has ggml type {id}, expected 26, 32-bit integers", quoted(tensor))]
     NotIntegers { tensor: String, id: u32 },
 }
