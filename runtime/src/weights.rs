@@ -149,11 +149,12 @@ impl Weights {
     fn make_rows(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
         let row_bytes = weight.dtype.row_bytes(weight.dim(0)).unwrap_or(1).max(1);
         let first = from / row_bytes;
+        let end = first + bytes.len() as u64 / row_bytes;
         let mut parts = Vec::new();
         let (mut rest, mut piece_start) = (bytes, 0);
         for piece in &weight.pieces {
             let piece_end = piece_start + piece.rows;
-            let wanted = first.max(piece_start)..piece_end.min(first + rest.len() as u64 / row_bytes);
+            let wanted = first.max(piece_start)..piece_end.min(end);
             piece_start = piece_end;
             if wanted.is_empty() {
                 continue;
