@@ -156,6 +156,9 @@ impl Channels {
             (Codes::Float, _) => return block.copy_from_slice(&value.to_le_bytes()),
             (Codes::Signed { plane: low } | Codes::Table { low, .. }, _) => (low, None),
             (Codes::Unsigned { low, high, .. }, _) => (low, high),
+            (Codes::E4M3 { plane }, _) => (plane, None),
+            // One value cannot be set without its neighbours.
+            (Codes::Grid { .. }, _) => return,
         };
         let mut put = |code: usize| {
             put_bits(block, low, i, code % (1 << low.bits));
@@ -192,7 +195,8 @@ impl Blocks {
             // Added as it is.
             Minimum::Half { .. } => -mean_code(layout),
             // Subtracted, times an integer as large on average as that of the scale.
-            Minimum::Packed6 { .. } => mean_code(layout),
+            Minimum::Packed6 { .. } | Minimum::HighNibbles16 { .. } => mean_code(layout),
+            Minimum::ZeroPoint { .. } => 0.0,
         };
         Blocks {
             layout,
@@ -239,7 +243,14 @@ fn scale_offset(layout: &Layout) -> usize {
     match layout.scale {
         Scale::One => 0,
         Scale::Half { offset } => offset,
-        Scale::Packed6 { half, .. } | Scale::Bytes16 { half, .. } | Scale::Split6 { half, .. } => half,
+        Scale::Packed6 { half, .. }
+        | Scale::Bytes16 { half, .. }
+        | Scale::Split6 { half, .. }
+        | Scale::Split6By16 { half, .. }
+        | Scale::LowNibbles16 { half, .. }
+        | Scale::Odd { half, .. } => half,
+        Scale::Brain { offset } | Scale::Single { offset } | Scale::Exponent { offset } => offset,
+        Scale::Floats16 { single, .. } => single,
     }
 }
 
@@ -254,7 +265,7 @@ fn mean_code(layout: &Layout) -> f32 {
             let bits = low.bits + high.map_or(0, |plane| plane.bits);
             ((1 << bits) - 1) as f32 / 2.0 - zero as f32
         }
-        Codes::Float | Codes::Signed { .. } | Codes::Table { .. } => 0.0,
+        Codes::Float | Codes::Signed { .. } | Codes::Table { .. } | Codes::E4M3 { .. } | Codes::Grid { .. } => 0.0,
     }
 }
 
