@@ -364,6 +364,11 @@ impl DType {
         Self::ALL.into_iter().find(|t| t.name() == name)
     }
 
+    /// The types that GGUF files have.
+    pub fn of_files() -> impl Iterator<Item = DType> {
+        Self::ALL.into_iter().filter(|t| t.layout().ggml_id.is_some())
+    }
+
     pub fn from_ggml_id(id: u32) -> Option<DType> {
         Self::ALL.into_iter().find(|t| t.layout().ggml_id == Some(id))
     }
