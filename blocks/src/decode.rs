@@ -2,12 +2,16 @@
 //!
 //! Every product here is exact in f32: a half-precision factor has 11 significant bits, a sub-block's integer scale at
 //! most 7, a code at most 8, and no format's three add up to more than 24. So `scale * code + minimum` is rounded once,
-//! whether or not a machine fuses it, and these decoders are bit-equal to [`crate::reference`].
+//! whether or not a machine fuses it, and these decoders are bit-equal to [`crate::reference`]. Formats whose factor is
+//! a single have no minimum: both decoders round the sub-block's scale, and then its product with the code.
 
 use std::hint::black_box;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::{DType, layout::IQ4_LEVELS};
+use crate::grids::{self, Grid};
+use crate::layout::{DType, FP4_LEVELS, IQ4_LEVELS};
+use crate::narrow::fp8_to_f32;
+use crate::reference::{half_of_power, unsigned_fp8};
 
 /// Values in a small block, and in a sub-block (the part of a large block that shares a scale).
 const SUB_BLOCK: usize = 32;
@@ -33,7 +37,8 @@ pub trait BlockFormat {
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $body:expr) => {
         $crate::with_format!(@arms $dtype, $format, $body,
-            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K IQ4NL IQ4XS)
+            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K IQ4NL IQ4XS Q2K Q3K IQ2XXS IQ2XS IQ2S IQ3XXS IQ3S
+            MXFP4 NVFP4 I2 I4 I4Z I8 F8 F8S)
     };
     (@arms $dtype:expr, $format:ident, $body:expr, $($name:ident)*) => {
         match $dtype {
@@ -212,13 +217,33 @@ block_format!(Q5_1, 32 values in 24 bytes, |block, out| {
 /// A table in memory would be read element by element.
 #[inline(always)]
 fn level(code: u8) -> f32 {
-    const fn word(i: usize) -> u32 {
-        let [a, b, c, d] = [IQ4_LEVELS[i], IQ4_LEVELS[i + 1], IQ4_LEVELS[i + 2], IQ4_LEVELS[i + 3]];
-        u32::from_le_bytes([a as u8, b as u8, c as u8, d as u8])
+    level_of(&WORDS_OF_IQ4, code)
+}
+
+/// The same of the floats of 4 bits, doubled.
+#[inline(always)]
+fn fp4(code: u8) -> f32 {
+    level_of(&WORDS_OF_FP4, code)
+}
+
+const WORDS_OF_IQ4: [u32; 4] = words(&IQ4_LEVELS);
+const WORDS_OF_FP4: [u32; 4] = words(&FP4_LEVELS);
+
+const fn words(levels: &[i8; 16]) -> [u32; 4] {
+    let mut words = [0; 4];
+    let mut i = 0;
+    while i < 16 {
+        words[i / 4] |= (levels[i] as u8 as u32) << (i % 4 * 8);
+        i += 1;
     }
+    words
+}
+
+#[inline(always)]
+fn level_of(words: &[u32; 4], code: u8) -> f32 {
     let code = code as u32;
-    let low = if code & 4 == 0 { word(0) } else { word(4) };
-    let high = if code & 4 == 0 { word(8) } else { word(12) };
+    let low = if code & 4 == 0 { words[0] } else { words[1] };
+    let high = if code & 4 == 0 { words[2] } else { words[3] };
     let word = if code & 8 == 0 { low } else { high };
     (word >> (8 * (code & 3))) as i8 as f32
 }
@@ -308,4 +333,184 @@ block_format!(Q6K, 256 values in 210 bytes, |block, out| {
             set::<16>(out, first + 96, |i| value(scale(3), next[i] >> 4, high[i] >> 2));
         }
     }
+});
+
+block_format!(Q2K, 256 values in 84 bytes, |block, out| {
+    let (factor, factor_of_minimum) = (half(block, 80), half(block, 82));
+    let packed: &[u8; 16] = bytes(block, 0);
+    let scales = packed.map(|both| factor * (both & 15) as f32);
+    let minima = packed.map(|both| factor_of_minimum * (both >> 4) as f32);
+    let (scales, minima) = (in_memory(&scales), in_memory(&minima));
+    for part in 0..16 {
+        let (scale, minimum) = (scales[part], minima[part]);
+        // 32 bytes have the codes of four groups of 32, two bits each.
+        let codes: &[u8; 16] = bytes(block, 16 + 32 * (part / 8) + 16 * (part % 2));
+        let shift = part % 8 / 2 * 2;
+        set::<16>(out, 16 * part, |i| scale * (codes[i] >> shift & 3) as f32 - minimum);
+    }
+});
+
+block_format!(Q3K, 256 values in 110 bytes, |block, out| {
+    let factor = half(block, 108);
+    let packed: &[u8; 12] = bytes(block, 96);
+    let scales: [f32; 16] = std::array::from_fn(|k| {
+        let code = packed[k % 8] >> (k / 8 * 4) & 15 | (packed[8 + k % 4] >> (k / 4 * 2) & 3) << 4;
+        factor * (code as i32 - 32) as f32
+    });
+    for (part, scale) in in_memory(&scales).iter().enumerate() {
+        let low: &[u8; 16] = bytes(block, 32 + 32 * (part / 8) + 16 * (part % 2));
+        let high: &[u8; 16] = bytes(block, 16 * (part % 2));
+        let (shift, bit) = (part % 8 / 2 * 2, part / 2);
+        set::<16>(out, 16 * part, |i| scale * ((low[i] >> shift & 3 | (high[i] >> bit & 1) << 2) as i8 - 4) as f32);
+    }
+});
+
+/// The factor of each sub-block of 32 of a grid format, and where its parts lie, are the format's own; what a point of
+/// the grid becomes is not: LEN magnitudes with a sign each.
+#[inline(always)]
+fn signed_point<const LEN: usize>(grid: &Grid, point: usize, signs: u8, scale: f32, out: &mut [f32], first: usize) {
+    let magnitudes: &[u8; LEN] = bytes(grid.values, point * LEN);
+    for i in 0..LEN {
+        let value = scale * magnitudes[i] as f32;
+        out[first + i] = if signs >> i & 1 == 1 { -value } else { value };
+    }
+}
+
+/// Seven signs, and the eighth that makes their number even.
+#[inline(always)]
+fn eight_signs(seven: u32) -> u8 {
+    let seven = seven & 127;
+    (seven | (seven.count_ones() & 1) << 7) as u8
+}
+
+#[inline(always)]
+fn word(block: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(*bytes(block, offset))
+}
+
+block_format!(IQ2XXS, 256 values in 66 bytes, |block, out| {
+    let factor = half(block, 0);
+    for group in 0..8 {
+        let (points, signs) = (word(block, 2 + 8 * group).to_le_bytes(), word(block, 6 + 8 * group));
+        let scale = factor * (2 * (signs >> 28) + 1) as f32 * 0.125;
+        for (l, point) in points.into_iter().enumerate() {
+            let signs = eight_signs(signs >> (7 * l));
+            signed_point::<8>(&grids::IQ2_XXS, point.into(), signs, scale, out, 32 * group + 8 * l);
+        }
+    }
+});
+
+block_format!(IQ2XS, 256 values in 74 bytes, |block, out| {
+    let factor = half(block, 0);
+    for entry in 0..32 {
+        let both = u16::from_le_bytes(*bytes(block, 2 + 2 * entry));
+        let scale = block[66 + entry / 4] >> (entry % 4 / 2 * 4) & 15;
+        let scale = factor * (2 * scale + 1) as f32 * 0.125;
+        let signs = eight_signs((both >> 9).into());
+        signed_point::<8>(&grids::IQ2_XS, (both & 511).into(), signs, scale, out, 8 * entry);
+    }
+});
+
+block_format!(IQ2S, 256 values in 82 bytes, |block, out| {
+    let factor = half(block, 0);
+    for entry in 0..32 {
+        let high = (block[66 + entry / 4] >> (entry % 4 * 2) & 3) as usize;
+        let scale = block[74 + entry / 4] >> (entry % 4 / 2 * 4) & 15;
+        let scale = factor * (2 * scale + 1) as f32 * 0.125;
+        let point = block[2 + entry] as usize | high << 8;
+        signed_point::<8>(&grids::IQ2_S, point, block[34 + entry], scale, out, 8 * entry);
+    }
+});
+
+block_format!(IQ3XXS, 256 values in 98 bytes, |block, out| {
+    let factor = half(block, 0);
+    for group in 0..8 {
+        let (points, signs): (&[u8; 8], u32) = (bytes(block, 2 + 8 * group), word(block, 66 + 4 * group));
+        let scale = factor * (2 * (signs >> 28) + 1) as f32 * 0.25;
+        for (e, point) in points.iter().enumerate() {
+            let signs = eight_signs(signs >> (e / 2 * 7)) >> (e % 2 * 4);
+            signed_point::<4>(&grids::IQ3_XXS, (*point).into(), signs, scale, out, 32 * group + 4 * e);
+        }
+    }
+});
+
+block_format!(IQ3S, 256 values in 110 bytes, |block, out| {
+    let factor = half(block, 0);
+    for entry in 0..64 {
+        let high = (block[66 + entry / 8] >> (entry % 8) & 1) as usize;
+        let scale = block[106 + entry / 16] >> (entry / 8 % 2 * 4) & 15;
+        let scale = factor * (2 * scale + 1) as f32;
+        let signs = block[74 + entry / 2] >> (entry % 2 * 4);
+        let point = block[2 + entry] as usize | high << 8;
+        signed_point::<4>(&grids::IQ3_S, point, signs, scale, out, 4 * entry);
+    }
+});
+
+block_format!(MXFP4, 32 values in 17 bytes, |block, out| {
+    let scale = half_of_power(block[0]);
+    planar(bytes(block, 1), out, 0, |_, nibble| scale * fp4(nibble));
+});
+
+block_format!(NVFP4, 64 values in 40 bytes, |block, out| {
+    let factor = f32::from_bits(word(block, 0));
+    for part in 0..4 {
+        let scale = factor * (unsigned_fp8(block[4 + part]) * 0.5);
+        let packed: &[u8; 8] = bytes(block, 8 + 8 * part);
+        set::<8>(out, 16 * part, |j| scale * fp4(packed[j] & 15));
+        set::<8>(out, 16 * part + 8, |j| scale * fp4(packed[j] >> 4));
+    }
+});
+
+/// The bfloat16 at `offset`.
+#[inline(always)]
+fn brain(block: &[u8], offset: usize) -> f32 {
+    f32::from_bits((u16::from_le_bytes(*bytes(block, offset)) as u32) << 16)
+}
+
+block_format!(I2, 32 values in 10 bytes, |block, out| {
+    let scale = brain(block, 0);
+    let codes: &[u8; 8] = bytes(block, 2);
+    for quarter in 0..4 {
+        set::<8>(out, 8 * quarter, |i| scale * ((codes[i] >> (2 * quarter) & 3) as i8 - 2) as f32);
+    }
+});
+
+block_format!(I4, 32 values in 18 bytes, |block, out| {
+    let scale = brain(block, 0);
+    planar(bytes(block, 2), out, 0, |_, nibble| scale * (nibble as i8 - 8) as f32);
+});
+
+block_format!(I4Z, 32 values in 20 bytes, |block, out| {
+    let scale = brain(block, 0);
+    let zero = scale * u16::from_le_bytes(*bytes(block, 2)) as f32;
+    planar(bytes(block, 4), out, 0, |_, nibble| scale * nibble as f32 - zero);
+});
+
+block_format!(I8, 32 values in 34 bytes, |block, out| {
+    let scale = brain(block, 0);
+    let codes: &[u8; 32] = bytes(block, 2);
+    set::<32>(out, 0, |i| scale * (codes[i] as i8) as f32);
+});
+
+/// Every e4m3 as a single.
+static FP8: [f32; 256] = {
+    let mut singles = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        singles[code] = fp8_to_f32(code as u8);
+        code += 1;
+    }
+    singles
+};
+
+block_format!(F8, 32 values in 34 bytes, |block, out| {
+    let scale = brain(block, 0);
+    let codes: &[u8; 32] = bytes(block, 2);
+    set::<32>(out, 0, |i| scale * FP8[codes[i] as usize]);
+});
+
+block_format!(F8S, 32 values in 36 bytes, |block, out| {
+    let scale = f32::from_bits(word(block, 0));
+    let codes: &[u8; 32] = bytes(block, 4);
+    set::<32>(out, 0, |i| scale * FP8[codes[i] as usize]);
 });

@@ -3,6 +3,7 @@
 //! everything behind it useless.
 
 use crate::layout::{Codes, DType, Layout, Minimum, Scale};
+use crate::reference::scale;
 
 /// Values that are looked at together, without a branch.
 const GROUP: usize = 4096;
@@ -16,6 +17,11 @@ pub fn first_not_finite(dtype: DType, blocks: &[u8]) -> Option<usize> {
             DType::BF16 => first_float::<2>(blocks, 0x7f80),
             _ => first_float::<4>(blocks, 0x7f80),
         };
+    }
+    if wide_factor(layout, &[0; 64]).is_some() {
+        let fits = |(factor, code): (f32, f32)| factor.abs() * code <= LARGEST_HALF;
+        let odd = |block: &[u8]| !wide_factor(layout, block).is_some_and(fits) || has_odd_code(layout, block);
+        return Some(blocks.chunks_exact(layout.bytes).position(odd)? * layout.len);
     }
     let (factor, addend) = halves(layout);
     let most = largest_factor(layout);
@@ -42,6 +48,44 @@ fn largest_factor(layout: &Layout) -> u16 {
     }
 }
 
+/// The factor of a block that no half holds, and the largest number that it is multiplied by; `None` of a half.
+fn wide_factor(layout: &Layout, block: &[u8]) -> Option<(f32, f32)> {
+    match layout.scale {
+        Scale::Brain { .. } | Scale::Single { .. } | Scale::Exponent { .. } => {
+            Some((scale(layout.scale, block, 0), largest_code(layout)))
+        }
+        // Sub-blocks' own factors reach 448, and levels are twice the values.
+        Scale::Floats16 { single, .. } => {
+            Some((scale(Scale::Single { offset: single }, block, 0), 224.0 * largest_code(layout)))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a code of a block is none.
+fn has_odd_code(layout: &Layout, block: &[u8]) -> bool {
+    match layout.codes {
+        Codes::E4M3 { plane } => block[plane.offset..].iter().fold(false, |odd, code| odd | (code & 0x7f == 0x7f)),
+        _ => false,
+    }
+}
+
+/// The largest half.
+const LARGEST_HALF: f32 = 65504.0;
+
+/// The largest magnitude of a code.
+fn largest_code(layout: &Layout) -> f32 {
+    match layout.codes {
+        Codes::Unsigned { zero: 0, low, .. } => ((1 << low.bits) - 1) as f32,
+        Codes::Unsigned { zero, .. } => zero as f32,
+        Codes::Signed { .. } => 128.0,
+        Codes::Table { levels, .. } => levels.iter().map(|level| level.unsigned_abs()).max().unwrap_or(0).into(),
+        Codes::E4M3 { .. } => 448.0,
+        Codes::Grid { grid, .. } => grid.values.iter().copied().max().unwrap_or(0).into(),
+        Codes::Float => 1.0,
+    }
+}
+
 /// The first of floats of N bytes whose exponent, in its two upper bytes, is all ones.
 fn first_float<const N: usize>(values: &[u8], exponent: u16) -> Option<usize> {
     let is_odd = |value: &[u8; N]| u16::from_le_bytes([value[N - 2], value[N - 1]]) & exponent == exponent;
@@ -56,12 +100,21 @@ fn halves(layout: &Layout) -> (usize, Option<usize>) {
     let factor = match layout.scale {
         Scale::One => 0,
         Scale::Half { offset } => offset,
-        Scale::Packed6 { half, .. } | Scale::Bytes16 { half, .. } | Scale::Split6 { half, .. } => half,
+        Scale::Packed6 { half, .. }
+        | Scale::Bytes16 { half, .. }
+        | Scale::Split6 { half, .. }
+        | Scale::Split6By16 { half, .. }
+        | Scale::LowNibbles16 { half, .. }
+        | Scale::Odd { half, .. } => half,
+        Scale::Brain { .. } | Scale::Single { .. } | Scale::Exponent { .. } | Scale::Floats16 { .. } => {
+            unreachable!("their blocks have a check of their own")
+        }
     };
     let addend = match layout.minimum {
         Minimum::Zero => None,
         Minimum::Half { offset } => Some(offset),
-        Minimum::Packed6 { half, .. } => Some(half),
+        Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => Some(half),
+        Minimum::ZeroPoint { .. } => None,
     };
     (factor, addend)
 }
@@ -84,8 +137,15 @@ mod tests {
                 DType::Q5_0 => 16.0,
                 _ => 0.0,
             };
-            let is_large =
-                |block: &[u8]| half::f16::from_le_bytes([block[0], block[1]]).to_f32().abs() * code > 65504.0;
+            let is_large = |block: &[u8]| match layout.scale {
+                Scale::Brain { .. } | Scale::Single { .. } | Scale::Exponent { .. } => {
+                    reference::scale(layout.scale, block, 0).abs() * largest_code(layout) > 65504.0
+                }
+                Scale::Floats16 { .. } => {
+                    f32::from_le_bytes([block[0], block[1], block[2], block[3]]).abs() * 6.0 * 448.0 > 65504.0
+                }
+                _ => half::f16::from_le_bytes([block[0], block[1]]).to_f32().abs() * code > 65504.0,
+            };
             for (at, upper) in (0..layout.bytes).flat_map(|at| {
                 [0x7c, 0x7f, 0xfc, 0xff, 0x7b, 0x80, 0x5f, 0x60, 0xe0, 0x6b, 0x6c, 0x6f, 0x70].map(|b| (at, b))
             }) {

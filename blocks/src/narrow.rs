@@ -67,12 +67,12 @@ pub fn fp8_from_f32(value: f32) -> u8 {
 }
 
 /// The value of an e4m3 number; exact in f16 too.
-pub fn fp8_to_f32(code: u8) -> f32 {
+pub const fn fp8_to_f32(code: u8) -> f32 {
     let (exponent, fraction) = (code >> 3 & 15, code & 7);
     let magnitude = match (exponent, fraction) {
         (15, 7) => f32::NAN,
-        (0, fraction) => f32::from(fraction) / 512.0,
-        (exponent, fraction) => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(fraction) << 20),
+        (0, fraction) => fraction as f32 / 512.0,
+        (exponent, fraction) => f32::from_bits((exponent as u32 + 120) << 23 | (fraction as u32) << 20),
     };
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }

@@ -12,11 +12,21 @@ fn half_fields(dtype: DType) -> Vec<usize> {
         Scale::Half { offset: half }
         | Scale::Packed6 { half, .. }
         | Scale::Bytes16 { half, .. }
-        | Scale::Split6 { half, .. } => Some(half),
+        | Scale::Split6 { half, .. }
+        | Scale::Split6By16 { half, .. }
+        | Scale::LowNibbles16 { half, .. }
+        | Scale::Odd { half, .. } => Some(half),
+        // A bfloat16's bits, or a single's upper ones, are not told from a half's.
+        Scale::Brain { offset } => Some(offset),
+        Scale::Single { offset } | Scale::Floats16 { single: offset, .. } => Some(offset + 2),
+        Scale::Exponent { .. } => None,
     };
     let minimum = match layout.minimum {
         Minimum::Zero => None,
-        Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } => Some(half),
+        Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => {
+            Some(half)
+        }
+        Minimum::ZeroPoint { .. } => None,
     };
     scale.into_iter().chain(minimum).collect()
 }
@@ -83,4 +93,38 @@ fn formats_have_the_sizes_of_their_layouts() {
             assert!(layout.len == 1 || layout.len == F::LEN, "{dtype}");
         });
     }
+}
+
+/// Blocks of each type with the values that reference dequantisers make of them.
+#[test]
+fn blocks_of_the_low_bit_types_have_their_values() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/formats/blocks.safetensors");
+    let Ok(file) = std::fs::read(&path) else {
+        return eprintln!("NOT CHECKED: there is no {}", path.display());
+    };
+    let (len, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let bytes = |name: &str| {
+        let ends = &header[name]["data_offsets"];
+        &data[ends[0].as_u64().unwrap() as usize..ends[1].as_u64().unwrap() as usize]
+    };
+    let mut checked = 0;
+    for name in header.as_object().unwrap().keys().filter_map(|name| name.strip_suffix(".bytes")) {
+        let dtype = DType::from_name(&name.to_lowercase()).unwrap();
+        let values = bytes(&format!("{name}.values")).as_chunks::<4>().0;
+        let mut blocks = bytes(&format!("{name}.bytes")).to_vec();
+        if dtype == DType::NVFP4 {
+            // Its blocks have the tensor's factor in front, once they are loaded.
+            blocks = blocks.chunks(36).flat_map(|block| [1f32.to_le_bytes().as_slice(), block].concat()).collect();
+        }
+        let mut decoded = vec![f32::NAN; values.len()];
+        decode_row(dtype, &blocks, &mut decoded);
+        for (i, (value, expected)) in decoded.iter().zip(values).enumerate() {
+            let expected = f32::from_le_bytes(*expected);
+            assert!((value - expected).abs() <= 1e-6 * expected.abs(), "{name} element {i}: {value}, not {expected}");
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, 9);
 }

@@ -59,7 +59,9 @@ fn preset(name: &str) -> Result<Preset> {
 }
 
 fn dtype(name: &str) -> Result<DType> {
-    DType::from_name(name).ok_or_else(|| anyhow!("expected one of {}", DType::ALL.map(DType::name).join(", ")))
+    let in_files = DType::of_files().map(DType::name).collect::<Vec<_>>();
+    let found = DType::from_name(name).filter(|_| in_files.contains(&name));
+    found.ok_or_else(|| anyhow!("expected one of {}", in_files.join(", ")))
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {

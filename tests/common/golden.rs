@@ -27,6 +27,23 @@ pub const TEXT: [&str; 10] = [
 ];
 /// Two channels of their residual are thousands of times the others, as in trained models.
 pub const MASSIVE: [&str; 2] = ["massive/o_tiny_q4_0", "massive/o_tiny_q8_0"];
+/// Random models in low-bit types: logits alone.
+pub const FORMATS: [&str; 14] = [
+    "formats/d_iq2_s",
+    "formats/d_iq2_xs",
+    "formats/d_iq3_s",
+    "formats/d_mxfp4",
+    "formats/d_nvfp4",
+    "formats/d_q3_k",
+    "formats/e_mix_ud_q3_k_xl",
+    "formats/e_q2_k",
+    "formats/m_iq2_xxs",
+    "formats/m_iq3_xxs",
+    "formats/m_mix_iq2_m",
+    "formats/m_mxfp4_moe",
+    "formats/m_nvfp4",
+    "formats/m_q2_k",
+];
 /// A small model that was trained.
 pub const TRAINED: [&str; 2] = ["trained/austen_q4_0", "trained/austen_q8_0"];
 
@@ -71,7 +88,7 @@ const CONVERTED: [&str; 2] = ["a_e2b.Q4_K_M.gguf", "chat.json"];
 
 /// All models with golden logits, as paths below the folder without their endings.
 pub fn models() -> Vec<&'static str> {
-    [&TEXT[..], &MASSIVE, &TRAINED].concat()
+    [&FORMATS[..], &TEXT[..], &MASSIVE, &TRAINED].concat()
 }
 
 /// The folder with all of the data. Without one, the test says that it has checked nothing.

@@ -24,6 +24,9 @@ pub enum Recipe {
     /// Floats of 4 bits. Inputs: rows of bytes, the even column in the lower half; 8-bit floats, one for each 16 columns;
     /// an f32 for all of it, which is a factor or what these scales are divided by.
     Nvfp4 { is_divisor: bool },
+    /// Blocks of a GGUF file that keeps their factor elsewhere. Inputs: rows of its blocks; an f32 for all of them, if it
+    /// has one.
+    Factored { has_factor: bool },
     /// Blocks with the bytes that ggml's reference quantiser makes of floats. Input: the rows.
     Quantise { from: Float },
 }
@@ -129,6 +132,11 @@ impl Recipe {
                 }
             }
             Recipe::Bytes { scales } | Recipe::Fp8 { scales } if is_coded() => vec![codes(8)?, scales.input(columns)?],
+            Recipe::Factored { has_factor } if to == DType::NVFP4 => {
+                let rows = Input::by_row(to.file_row_bytes(columns)?);
+                let factor = Input { rows_each: u64::MAX, bytes: 4 };
+                if has_factor { vec![rows, factor] } else { vec![rows] }
+            }
             Recipe::Nvfp4 { .. } if is_coded() && columns.is_multiple_of(16) => {
                 vec![codes(4)?, Input::by_row(columns / 16), Input { rows_each: u64::MAX, bytes: 4 }]
             }
@@ -138,7 +146,21 @@ impl Recipe {
 
     /// Whether rows of codes and scales can be made blocks of that type, or numbers.
     fn makes_of_codes(&self, to: DType, columns: u64) -> bool {
-        let _ = columns;
-        to == DType::F32
+        let scales = match *self {
+            Recipe::Integers { scales, .. } | Recipe::Bytes { scales } | Recipe::Fp8 { scales } => Some(scales),
+            _ => None,
+        };
+        // All values of a block have one scale.
+        let is_whole = |scales: Scales| scales.columns.is_multiple_of(32) || u64::from(scales.columns) >= columns;
+        match (*self, to) {
+            (_, DType::F32) => true,
+            (Recipe::Nvfp4 { .. }, DType::NVFP4) => true,
+            _ if !scales.is_some_and(is_whole) => false,
+            (Recipe::Integers { bits: 2, has_zeros: false, .. }, DType::I2) => true,
+            (Recipe::Integers { bits: 4, has_zeros, .. }, DType::I4 | DType::I4Z) => has_zeros == (to == DType::I4Z),
+            (Recipe::Integers { bits: 8, has_zeros: false, .. } | Recipe::Bytes { .. }, DType::I8) => true,
+            (Recipe::Fp8 { .. }, DType::F8 | DType::F8S) => true,
+            _ => false,
+        }
     }
 }

@@ -38,6 +38,7 @@ impl Recipe {
             Recipe::Bytes { scales } => return coded::bytes(scales, rows_of(first), inputs, out),
             Recipe::Fp8 { scales } => return coded::fp8(scales, rows_of(first), inputs, out),
             Recipe::Nvfp4 { is_divisor } => return coded::nvfp4(is_divisor, rows_of(first), inputs, out),
+            Recipe::Factored { .. } => return coded::factored(rows_of(first), inputs, out),
             Recipe::Quantise { from } => quantise(from, inputs[0], to, out),
         }
         Ok(())

@@ -13,17 +13,6 @@ pub(super) fn floats(from: Float, bytes: &[u8]) -> impl Iterator<Item = f32> + '
     })
 }
 
-/// A float of 8 bits: 4 of exponent, 3 of mantissa, no infinity.
-pub(super) fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent + 120) as u32) << 23),
-    };
-    if code & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
 /// A float of 4 bits.
 pub(super) fn e2m1(code: u8) -> f32 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];

@@ -23,6 +23,7 @@ use super::reports::{Reports, pass_report};
 use super::soft;
 use super::towers;
 use super::weights::Weights;
+use crate::kernels::matvec::formats::has_kernels;
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities, PhaseRows};
 
@@ -41,6 +42,12 @@ const LADDER: [u32; 4] = [32, 128, 512, 2048];
 pub fn lower(model: Model<'_>, options: &Options, read: &ReadFloats<'_>) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
     check_kv(model.graph, options)?;
+    if let Some(weight) = model.graph.weights.iter().find(|weight| !has_kernels(weight.dtype)) {
+        return Err(LowerError::Unreadable {
+            tensor: weight.name.clone(),
+            why: format!("a GPU has no kernels for {} yet", weight.dtype),
+        });
+    }
     let kept = match model.drafter {
         Some(_) => Some(drafter::with_lm_head_input(model.graph)?),
         None => None,

@@ -18,6 +18,8 @@
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
 use gemma4c_dsl::{ElementType, F16, Float};
 
+use super::matvec::formats::no_kernels;
+
 /// Values of a group: what shares a scale, and what activations are quantised by.
 pub const GROUP: usize = 32;
 /// Every plane starts at a multiple of this, and is padded to one.
@@ -92,7 +94,10 @@ pub fn planes(dtype: DType) -> Vec<WeightPlane> {
         Codes::Float => {
             return vec![WeightPlane { name: "codes", bytes: layout.bytes, per: 1, content: Content::Verbatim }];
         }
-        Codes::Signed { plane: low } | Codes::Table { low, .. } => vec![bits("codes", low)],
+        Codes::Signed { plane: low } | Codes::Table { low, .. } | Codes::E4M3 { plane: low } => {
+            vec![bits("codes", low)]
+        }
+        Codes::Grid { .. } => no_kernels(dtype),
         Codes::Unsigned { low, high, .. } => {
             std::iter::once(bits("codes", low)).chain(high.map(|high| bits("high", high))).collect()
         }
@@ -116,6 +121,7 @@ pub fn planes(dtype: DType) -> Vec<WeightPlane> {
             planes.push(WeightPlane { name: "scales", bytes: 1, per: GROUP, content: Content::Split6 { high, low } });
             planes.push(halves("supers", layout.len, half, 1));
         }
+        _ => no_kernels(dtype),
     }
     planes
 }
@@ -189,6 +195,7 @@ impl Repacked {
                 (self.bits("codes", row, i, low.bits) | high) - zero
             }
             Codes::Table { levels, .. } => levels[self.bits("codes", row, i, 4) as usize].into(),
+            Codes::E4M3 { .. } | Codes::Grid { .. } => no_kernels(self.dtype),
         }
     }
 
@@ -203,6 +210,7 @@ impl Repacked {
             Scale::Packed6 { .. } => half_of(supers(), 0) * f32::from(scales()[0]),
             Scale::Bytes16 { .. } => half_of(supers(), 0) * f32::from(scales()[i % GROUP / 16] as i8),
             Scale::Split6 { .. } => half_of(supers(), 0) * f32::from(scales()[0] as i8),
+            _ => no_kernels(self.dtype),
         };
         let scaled = scale * self.code(row, i) as f32;
         // As in the blocks: without a minimum nothing is added, so that -0.0 stays.
@@ -210,6 +218,7 @@ impl Repacked {
             Minimum::Zero => scaled,
             Minimum::Half { .. } => scaled + half_of(scales(), 1),
             Minimum::Packed6 { .. } => scaled + -(half_of(supers(), 1) * f32::from(scales()[1])),
+            Minimum::HighNibbles16 { .. } | Minimum::ZeroPoint { .. } => no_kernels(self.dtype),
         }
     }
 

@@ -8,7 +8,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Filled};
 
-use super::matvec::formats::iq4_levels;
+use super::matvec::formats::{iq4_levels, no_kernels};
 
 /// The bits of element `i` in a plane: see `Plane` of the block formats.
 #[device]
@@ -159,5 +159,6 @@ pub fn value_arguments<M>(dtype: DType, tensor: M) -> Filled<M> {
         DType::Q6K => value_q6_k::Arguments { tensor }.into(),
         DType::IQ4NL => value_iq4_nl::Arguments { tensor }.into(),
         DType::IQ4XS => value_iq4_xs::Arguments { tensor }.into(),
+        _ => no_kernels(dtype),
     }
 }

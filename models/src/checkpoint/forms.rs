@@ -169,7 +169,7 @@ impl<'a> Finder<'a> {
             self.expect(zeros, Element::I32)?;
             inputs.push(zeros.span());
         }
-        let types = self.types_of_integers(bits, zeros.is_some(), scale)?;
+        let types = self.types_of_integers(bits, zeros.is_some(), scale);
         let recipe = Recipe::Integers { bits, has_zeros: zeros.is_some(), scales };
         self.checked(self.rows(shape, recipe, inputs, types))
     }
@@ -181,8 +181,8 @@ impl<'a> Finder<'a> {
         let scale = scale.ok_or_else(|| Fault::tensor(&format!("{}.weight_scale", self.name), "is missing"))?;
         let recipe = recipe(self.scales(scale, shape)?);
         let types = match recipe {
-            Recipe::Bytes { .. } => self.types_of_integers(8, false, scale)?,
-            _ => self.types_of_fp8(scale)?,
+            Recipe::Bytes { .. } => self.types_of_integers(8, false, scale),
+            _ => self.types_of_fp8(scale),
         };
         self.checked(self.rows(shape, recipe, vec![weight.span(), scale.span()], types))
     }
@@ -203,7 +203,7 @@ impl<'a> Finder<'a> {
         }
         let shape = [rows, bytes.saturating_mul(2)];
         let inputs = vec![codes.span(), scale.span(), all.span()];
-        self.checked(self.rows(shape, Recipe::Nvfp4 { is_divisor }, inputs, types_of_nvfp4()))
+        self.checked(self.rows(shape, Recipe::Nvfp4 { is_divisor }, inputs, vec![DType::NVFP4, DType::F32]))
     }
 
     /// Which values have which scale, by the shape of the scales.
@@ -250,14 +250,20 @@ impl<'a> Finder<'a> {
         }
     }
 
-    fn types_of_integers(&self, bits: u8, has_zeros: bool, scale: Found<'a>) -> Result<Vec<DType>, Fault> {
-        let _ = (bits, has_zeros, self.are_bf16(scale));
-        Ok(vec![DType::F32])
+    fn types_of_integers(&self, bits: u8, has_zeros: bool, scale: Found<'a>) -> Vec<DType> {
+        let block = match (bits, has_zeros) {
+            (2, false) => Some(DType::I2),
+            (4, false) => Some(DType::I4),
+            (4, true) => Some(DType::I4Z),
+            (8, false) => Some(DType::I8),
+            _ => None,
+        };
+        block.filter(|_| self.are_bf16(scale)).into_iter().chain([DType::F32]).collect()
     }
 
-    fn types_of_fp8(&self, scale: Found<'a>) -> Result<Vec<DType>, Fault> {
-        let _ = self.are_bf16(scale);
-        Ok(vec![DType::F32])
+    fn types_of_fp8(&self, scale: Found<'a>) -> Vec<DType> {
+        let narrow = self.are_bf16(scale).then_some(DType::F8);
+        narrow.into_iter().chain([DType::F8S, DType::F32]).collect()
     }
 
     /// The two numbers of a `weight_shape`.
@@ -290,10 +296,6 @@ impl<'a> Finder<'a> {
 
 /// No size of a matrix is larger.
 const MOST: i64 = 1 << 32;
-
-fn types_of_nvfp4() -> Vec<DType> {
-    vec![DType::F32]
-}
 
 /// The rows and columns of a matrix.
 fn matrix(tensor: &Stored) -> Result<[u64; 2], Fault> {

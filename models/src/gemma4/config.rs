@@ -75,10 +75,19 @@ pub struct Config {
 pub enum ConfigError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("general.architecture is `{found}`, expected `gemma4`")]
+    #[error("general.architecture is `{found}`, expected `gemma4`{}", what_it_is(found))]
     Architecture { found: String },
     #[error("GGUF key {key}: {why}")]
     Unusable { key: &'static str, why: String },
+}
+
+/// Of files that belong to a model, what they are and how they are given.
+fn what_it_is(architecture: &str) -> &'static str {
+    match architecture {
+        "clip" => ": this is a projector for pictures and sound, which goes beside a model (--mmproj)",
+        "gemma4-assistant" => ": this is a drafter, which goes beside a model (--draft)",
+        _ => "",
+    }
 }
 
 /// No number of a config and no width made of several is larger; products of two then fit in 64 bits with room to

@@ -3,11 +3,13 @@
 //! Everything missing or misshapen is collected and reported at once. Tensors that the text model does not need (towers
 //! for images and sound, the unused K/V of layers that share another's) are ignored.
 
+use std::collections::BTreeMap;
+
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, WeightId};
 
 use super::config::{Config, Keys, Mixture};
-use crate::gguf::Header;
+use crate::gguf::{Header, supported_types, type_name};
 
 pub(super) struct Weights {
     pub token_embd: WeightId,
@@ -72,9 +74,20 @@ pub(super) enum GateUp {
 
 /// What a file lacks of the model its metadata describes.
 #[derive(Debug, thiserror::Error)]
-#[error("the model's tensors do not fit its metadata:{}", listed(problems))]
-pub struct WeightsError {
-    pub problems: Vec<String>,
+pub enum WeightsError {
+    #[error("the model's tensors do not fit its metadata:{}", listed(problems))]
+    Misfit { problems: Vec<String> },
+    /// Types that are not read, and in how many of the tensors that a model needs.
+    #[error("this file has {}, which no model is read in; files in these types run: {}", counted(types), supported_types())]
+    Types { types: BTreeMap<u32, usize> },
+    #[error("this file has a vocabulary alone, and none of a model's weights")]
+    VocabularyOnly,
+}
+
+fn counted(types: &BTreeMap<u32, usize>) -> String {
+    let tensors = |count: &usize| if *count == 1 { "1 tensor".into() } else { format!("{count} tensors") };
+    let each: Vec<String> = types.iter().map(|(id, count)| format!("{} in {}", type_name(*id), tensors(count))).collect();
+    each.join(" and ")
 }
 
 fn listed(problems: &[String]) -> String {
@@ -91,18 +104,26 @@ pub(super) struct Inventory<'a> {
     file: &'a Header,
     builder: &'a mut Builder,
     problems: Vec<String>,
+    /// Types that are not read, and how many tensors have them.
+    unread: BTreeMap<u32, usize>,
 }
 
 impl<'a> Inventory<'a> {
     pub(super) fn new(file: &'a Header, builder: &'a mut Builder) -> Inventory<'a> {
-        Inventory { file, builder, problems: Vec::new() }
+        Inventory { file, builder, problems: Vec::new(), unread: BTreeMap::new() }
     }
 
     /// All that was wrong, if anything was.
     pub(super) fn finish(self) -> Result<(), WeightsError> {
+        if self.file.tensors().is_empty() {
+            return Err(WeightsError::VocabularyOnly);
+        }
+        if !self.unread.is_empty() {
+            return Err(WeightsError::Types { types: self.unread });
+        }
         match self.problems.is_empty() {
             true => Ok(()),
-            false => Err(WeightsError { problems: self.problems }),
+            false => Err(WeightsError::Misfit { problems: self.problems }),
         }
     }
 
@@ -137,7 +158,7 @@ impl<'a> Inventory<'a> {
                 self.problems.push(format!("{name} has the shape {:?}, expected {dims:?}", tensor.dims()));
             }
             Some(tensor) => match tensor.dtype() {
-                Err(error) => self.problems.push(error.to_string()),
+                Err(_) => *self.unread.entry(tensor.ggml_type).or_default() += 1,
                 Ok(found) if only.is_some_and(|only| only != found) => {
                     self.problems.push(format!("{} is {found}, expected f32", self.file.called(name)));
                 }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use gemma4c_blocks::DType;
 use thiserror::Error;
 
+use super::types::type_name;
+
 /// An error of the reader.
 #[derive(Debug, Error)]
 pub enum GgufError {
@@ -22,7 +24,7 @@ pub enum GgufError {
     MissingKey { key: String },
     #[error("GGUF key {}: expected {expected}, found {found}", quoted(key))]
     WrongValue { key: String, expected: String, found: String },
-    #[error("tensor {} has ggml type {id}, which is not supported (supported: {})", quoted(tensor), supported_types())]
+    #[error("tensor {} is {}, which is not supported (supported: {})", quoted(tensor), type_name(*id), supported_types())]
     UnsupportedType { tensor: String, id: u32 },
     #[error("tensor {} is missing", quoted(tensor))]
     MissingTensor { tensor: String },
@@ -33,7 +35,7 @@ pub enum GgufError {
     BadScale { tensor: String, row: usize, column: usize, scale: f32 },
     #[error("internal: tensor {} cannot be made of its pieces", quoted(tensor))]
     Unmade { tensor: String },
-    #[error("tensor {} has ggml type {id}, expected 26, 32-bit integers", quoted(tensor))]
+    #[error("tensor {} is {}, expected 32-bit integers", quoted(tensor), type_name(*id))]
     NotIntegers { tensor: String, id: u32 },
 }
 
@@ -98,6 +100,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ")
 }
 
-fn supported_types() -> String {
-    DType::ALL.map(DType::name).join(", ")
+/// The types that are read, for whoever refuses another.
+pub(crate) fn supported_types() -> String {
+    DType::of_files().map(DType::name).collect::<Vec<_>>().join(", ")
 }

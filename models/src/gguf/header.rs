@@ -174,7 +174,7 @@ fn place_tensor(tensor: &mut TensorInfo, data_start: u64, alignment: u64, file_l
             if !row.is_multiple_of(block as u64) {
                 return Err(Fault::PartialBlock { tensor: name(), row, dtype, block });
             }
-            let bytes = dtype.row_bytes(row).zip(rows).and_then(|(bytes, rows)| bytes.checked_mul(rows));
+            let bytes = dtype.file_row_bytes(row).zip(rows).and_then(|(bytes, rows)| bytes.checked_mul(rows));
             bytes.ok_or_else(|| shape("whose size overflows 64 bits"))?
         }
         // A type this project does not know: an error once somebody asks for the tensor, no sooner.

@@ -19,6 +19,7 @@ mod limits;
 mod map;
 mod metadata;
 mod split;
+mod types;
 mod value;
 mod writer;
 
@@ -36,6 +37,8 @@ use rayon::prelude::*;
 pub use error::{Fault, GgufError};
 pub use limits::{MAX_DIMS, MAX_ENTRIES};
 pub use metadata::Metadata;
+pub(crate) use error::supported_types;
+pub use types::{stored_bytes, type_name};
 pub use value::{Array, FromValue, Value, ValueType};
 pub use writer::{Body, Element, WriteError, Writer};
 

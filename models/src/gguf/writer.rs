@@ -134,7 +134,7 @@ impl Writer {
         if dims.len() > MAX_DIMS {
             return Err(bad("it has more than four dimensions"));
         }
-        let row_bytes = dtype.row_bytes(*row).ok_or_else(|| bad("a row is not a whole number of blocks"))?;
+        let row_bytes = dtype.file_row_bytes(*row).ok_or_else(|| bad("a row is not a whole number of blocks"))?;
         let len = rest.iter().try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim));
         let len = len.filter(|&len| len > 0).ok_or_else(|| bad("its size is 0 or overflows"))?;
         let offset = self.data_len.next_multiple_of(self.alignment);
@@ -142,7 +142,7 @@ impl Writer {
         if !self.names.insert(name.into()) {
             return Err(WriteError::Duplicate { what: "tensor", name: name.into() });
         }
-        let ggml_id = dtype.layout().ggml_id;
+        let ggml_id = dtype.layout().ggml_id.ok_or_else(|| bad("files of this kind do not have the type"))?;
         self.tensors.push(Tensor { name: name.into(), dims: dims.into(), ggml_id, offset, len });
         Ok(self.tensors.len() - 1)
     }

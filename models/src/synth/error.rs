@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use gemma4c_blocks::DType;
 use thiserror::Error;
 
 use crate::gguf::{GgufError, WriteError};
@@ -12,6 +13,8 @@ pub enum SynthError {
     Layers { preset: &'static str, layers: u32, least: u32, most: u32 },
     #[error("massive channels of {0} times the others: it must be 1 to 100000")]
     Massive(f32),
+    #[error("massive channels in {0}: its codes are too few to set single values")]
+    MassiveType(DType),
     #[error("the vocabulary: {0}")]
     Vocabulary(GgufError),
     #[error(transparent)]

@@ -41,8 +41,8 @@ const SAMPLE: usize = 1024;
 /// Random codes under chosen scales.
 pub(super) struct Blocks {
     layout: &'static Layout,
-    /// The half-precision factor of a block, picked by a random byte.
-    scales: [[u8; 2]; 256],
+    /// The factor of a block as it is stored, picked by a random byte.
+    scales: [Factor; 256],
     /// The half-precision minimum that centres a block with that factor.
     minima: [[u8; 2]; 256],
 }
@@ -156,6 +156,8 @@ impl Channels {
             (Codes::Float, _) => return block.copy_from_slice(&value.to_le_bytes()),
             (Codes::Signed { plane: low } | Codes::Table { low, .. }, _) => (low, None),
             (Codes::Unsigned { low, high, .. }, _) => (low, high),
+            (Codes::E4M3 { plane }, _) => (plane, None),
+            (Codes::Grid { .. }, _) => unreachable!("no value of a grid is set alone: `can_be_set`"),
         };
         let mut put = |code: usize| {
             put_bits(block, low, i, code % (1 << low.bits));
@@ -168,6 +170,18 @@ impl Channels {
         let off: Vec<f32> = (0..codes).map(&mut put).collect();
         let nearest = (0..codes).min_by(|a, b| off[*a].total_cmp(&off[*b]));
         put(nearest.unwrap_or(0));
+    }
+}
+
+/// Whether single values of the type can be set: not those that a grid has together, nor where codes are so few that
+/// the nearest may be far.
+pub(super) fn can_be_set(dtype: DType) -> bool {
+    let layout = dtype.layout();
+    match layout.codes {
+        Codes::Grid { .. } => false,
+        Codes::Unsigned { low, high, .. } => low.bits + high.map_or(0, |plane| plane.bits) >= 4,
+        Codes::Table { .. } => !matches!(layout.scale, Scale::Exponent { .. } | Scale::Floats16 { .. }),
+        Codes::Float | Codes::Signed { .. } | Codes::E4M3 { .. } => true,
     }
 }
 
@@ -187,16 +201,25 @@ impl Blocks {
             if i >= 128 && layout.minimum == Minimum::Zero { -size } else { size }
         };
         let half = |value: f32| f16::from_f32(value).to_le_bytes();
+        let stored = |i: usize| match layout.scale {
+            Scale::Brain { .. } => Factor::two(bf16::from_f32(factor(i)).to_le_bytes()),
+            Scale::Single { .. } => Factor { bytes: factor(i).to_le_bytes(), len: 4 },
+            Scale::Exponent { .. } => Factor::one(exponent_of(scale, i)),
+            // From 0.5 to 1.5: the size of the values is in the tensor's own factor.
+            Scale::Floats16 { .. } => Factor::one(E4M3_HALF + (i % 13) as u8),
+            _ => Factor::two(half(factor(i))),
+        };
         let centre = match layout.minimum {
             Minimum::Zero => 0.0,
             // Added as it is.
             Minimum::Half { .. } => -mean_code(layout),
             // Subtracted, times an integer as large on average as that of the scale.
-            Minimum::Packed6 { .. } => mean_code(layout),
+            Minimum::Packed6 { .. } | Minimum::HighNibbles16 { .. } => mean_code(layout),
+            Minimum::ZeroPoint { .. } => 0.0,
         };
         Blocks {
             layout,
-            scales: std::array::from_fn(|i| half(factor(i))),
+            scales: std::array::from_fn(stored),
             minima: std::array::from_fn(|i| half(factor(i) * centre)),
         }
     }
@@ -205,41 +228,98 @@ impl Blocks {
         let at = scale_offset(self.layout);
         match (self.layout.scale, self.layout.minimum) {
             (Scale::Packed6 { packed, .. }, Minimum::Packed6 { half: minimum, .. }) => self.each(out, |block, pick| {
-                put(block, at, self.scales[pick]);
+                self.scales[pick].put(block, at);
                 put(block, minimum, self.minima[pick]);
                 // The top bit of every 6-bit integer, scales and minima, first and last four: 32 to 63.
                 block[packed..packed + 8].iter_mut().for_each(|byte| *byte |= 0xa0);
             }),
             (Scale::Bytes16 { bytes, .. }, _) => self.each(out, |block, pick| {
-                put(block, at, self.scales[pick]);
+                self.scales[pick].put(block, at);
                 // 32 to 63 or -33 to -64.
                 let signed = |byte: u8| (byte & 0x1f | 0x20) ^ ((byte as i8 >> 7) as u8);
                 block[bytes..bytes + 16].iter_mut().for_each(|byte| *byte = signed(*byte));
             }),
-            (_, Minimum::Half { offset: minimum }) => self.each(out, |block, pick| {
-                put(block, at, self.scales[pick]);
-                put(block, minimum, self.minima[pick]);
+            (_, Minimum::Half { offset: minimum } | Minimum::HighNibbles16 { half: minimum, .. }) => {
+                self.each(out, |block, pick| {
+                    self.scales[pick].put(block, at);
+                    put(block, minimum, self.minima[pick]);
+                })
+            }
+            // In a file the block begins with its four scales.
+            (Scale::Floats16 { .. }, _) => self.each(out, |block, _| {
+                (0..4).for_each(|part| self.scales[block[part] as usize].put(block, part));
             }),
-            _ => self.each(out, |block, pick| put(block, at, self.scales[pick])),
+            (_, Minimum::ZeroPoint { offset: zero }) => self.each(out, |block, pick| {
+                self.scales[pick].put(block, at);
+                put(block, zero, (7 + pick as u16 % 2).to_le_bytes());
+            }),
+            (_, _) if matches!(self.layout.codes, Codes::E4M3 { .. }) => self.each(out, |block, pick| {
+                self.scales[pick].put(block, at);
+                // Neither NaN nor the upper exponents, which would make few values large and the others nothing.
+                block[at + self.scales[pick].len..].iter_mut().for_each(|code| *code &= 0xbf);
+            }),
+            _ => self.each(out, |block, pick| self.scales[pick].put(block, at)),
         }
     }
 
     /// Calls `set` for every block with the random byte that stands where its factor will.
     fn each(&self, out: &mut [u8], set: impl Fn(&mut [u8], usize)) {
         let at = scale_offset(self.layout);
-        for block in out.chunks_exact_mut(self.layout.bytes) {
+        for block in out.chunks_exact_mut(self.layout.file_bytes) {
             let pick = block[at] as usize;
             set(block, pick);
         }
     }
 }
 
-/// Where the half-precision factor of a block lies.
+/// A block's factor in the bytes of its format.
+#[derive(Clone, Copy)]
+struct Factor {
+    bytes: [u8; 4],
+    len: usize,
+}
+
+impl Factor {
+    fn one(byte: u8) -> Factor {
+        Factor { bytes: [byte, 0, 0, 0], len: 1 }
+    }
+
+    fn two(bytes: [u8; 2]) -> Factor {
+        Factor { bytes: [bytes[0], bytes[1], 0, 0], len: 2 }
+    }
+
+    fn put(&self, block: &mut [u8], offset: usize) {
+        block[offset..offset + self.len].copy_from_slice(&self.bytes[..self.len]);
+    }
+}
+
+/// 0.5 as an e4m3; each step up to 1.5 is a sixteenth or an eighth more.
+const E4M3_HALF: u8 = 0x30;
+
+/// Factor `i` of 256 that are powers of two, and in the mean of their squares as large as others are: a share of them
+/// is twice the rest.
+fn exponent_of(scale: f32, i: usize) -> u8 {
+    let square = scale * scale * (1.0 + 1.0 / 12.0);
+    let exponent = square.log2().div_euclid(2.0);
+    let share = (square / (2.0 * exponent).exp2() - 1.0) / 3.0;
+    // Levels are doubled, and the stored exponent is 127 more.
+    (exponent as i32 + 128 + i32::from((i as f32) < share * 256.0)) as u8
+}
+
+/// Where the factor of a block lies.
 fn scale_offset(layout: &Layout) -> usize {
     match layout.scale {
         Scale::One => 0,
         Scale::Half { offset } => offset,
-        Scale::Packed6 { half, .. } | Scale::Bytes16 { half, .. } | Scale::Split6 { half, .. } => half,
+        Scale::Packed6 { half, .. }
+        | Scale::Bytes16 { half, .. }
+        | Scale::Split6 { half, .. }
+        | Scale::Split6By16 { half, .. }
+        | Scale::LowNibbles16 { half, .. }
+        | Scale::Odd { half, .. } => half,
+        Scale::Brain { offset } | Scale::Single { offset } | Scale::Exponent { offset } => offset,
+        // A file's block has no factor in front.
+        Scale::Floats16 { .. } => 0,
     }
 }
 
@@ -254,7 +334,7 @@ fn mean_code(layout: &Layout) -> f32 {
             let bits = low.bits + high.map_or(0, |plane| plane.bits);
             ((1 << bits) - 1) as f32 / 2.0 - zero as f32
         }
-        Codes::Float | Codes::Signed { .. } | Codes::Table { .. } => 0.0,
+        Codes::Float | Codes::Signed { .. } | Codes::Table { .. } | Codes::E4M3 { .. } | Codes::Grid { .. } => 0.0,
     }
 }
 
@@ -262,18 +342,24 @@ fn mean_code(layout: &Layout) -> f32 {
 pub(super) fn unit_rms(dtype: DType) -> f32 {
     let layout = dtype.layout();
     let blocks = Blocks::new(dtype, 1.0);
-    let mut bytes = vec![0; SAMPLE * layout.bytes];
+    let mut bytes = vec![0; SAMPLE * layout.file_bytes];
     Lanes::new(0, 0, 0).fill(&mut bytes);
     // Every scale as often as any other: their spread would blur a sample this small.
-    for (i, block) in bytes.chunks_exact_mut(layout.bytes).enumerate() {
+    for (i, block) in bytes.chunks_exact_mut(layout.file_bytes).enumerate() {
         block[scale_offset(layout)] = i as u8;
     }
     blocks.set_scales(&mut bytes);
-    let squares: f64 = bytes
+    let squares: f64 = loaded(layout, &bytes)
         .chunks_exact(layout.bytes)
         .flat_map(|block| (0..layout.len).map(|i| f64::from(reference::value(layout, block, i)).powi(2)))
         .sum();
     (squares / (SAMPLE * layout.len) as f64).sqrt() as f32
+}
+
+/// A file's blocks as they are when loaded, where their tensor's factor is 1.
+fn loaded(layout: &Layout, blocks: &[u8]) -> Vec<u8> {
+    let factor = if layout.file_bytes < layout.bytes { &1f32.to_le_bytes()[..] } else { &[] };
+    blocks.chunks_exact(layout.file_bytes).flat_map(|block| [factor, block].concat()).collect()
 }
 
 #[cfg(test)]
@@ -285,7 +371,8 @@ mod tests {
     #[test]
     fn massive_channels_are_set_and_no_others() {
         let row = 512;
-        let of_types = DType::ALL.into_iter().map(|dtype| (dtype, Massive::Times(0.0)));
+        let of_types = DType::ALL.into_iter().filter(|dtype| can_be_set(*dtype));
+        let of_types = of_types.map(|dtype| (dtype, Massive::Times(0.0)));
         for (dtype, what) in of_types.chain([(DType::F32, Massive::Times(5000.0)), (DType::Q8_0, Massive::Rows(0.04))])
         {
             let layout = dtype.layout();
@@ -320,6 +407,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_file_of_nvfp4_has_the_size_that_its_factors_are_made_for() {
+        let off = unit_rms(DType::NVFP4) / super::super::inventory::NVFP4_UNIT_RMS - 1.0;
+        assert!(off.abs() < 0.01, "{off}");
+    }
+
     /// Values of every type have the size asked for, do not lean to one side, and are numbers.
     #[test]
     fn every_type_has_the_size_asked_for() {
@@ -327,9 +420,12 @@ mod tests {
             // The smallest and about the largest a real model has: f16 scales are subnormal in the first.
             for rms in [0.0017, 0.06] {
                 let layout = dtype.layout();
-                let mut bytes = vec![0; 4096 * 256 / layout.len * layout.bytes];
+                // The size of a file's NVFP4 is in a tensor of its own.
+                let rms = if dtype == DType::NVFP4 { unit_rms(dtype) } else { rms };
+                let mut bytes = vec![0; 4096 * 256 / layout.len * layout.file_bytes];
                 let filler = Filler::new(Fill::Symmetric { rms }, dtype, bytes.len() as u64, unit_rms);
                 filler.fill(&mut Lanes::new(1, 2, 3), 0, &mut bytes);
+                let bytes = loaded(layout, &bytes);
                 let blocks = bytes.chunks_exact(layout.bytes);
                 let values: Vec<f64> =
                     blocks.flat_map(|b| (0..layout.len).map(|i| f64::from(reference::value(layout, b, i)))).collect();

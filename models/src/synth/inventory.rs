@@ -64,6 +64,8 @@ const SCORES: f32 = 1.5;
 const ROUTER: f32 = 1.5;
 /// The rms of what a layer's branches add to the residual.
 const BRANCH: f32 = 1.5;
+/// The rms of random values of NVFP4 before their tensor's factor, as `fill` makes them.
+pub(super) const NVFP4_UNIT_RMS: f32 = 2.8235;
 
 /// All tensors, with matrices as `dtype` where their rows allow it.
 pub(super) fn inventory(shape: &Shape, dtype: DType, massive: Option<f32>) -> Vec<TensorSpec> {
@@ -107,7 +109,8 @@ fn fitting(dtype: DType, row: u32) -> DType {
         DType::Q4K => DType::Q5_0,
         DType::Q5K => DType::Q5_1,
         DType::Q6K => DType::Q8_0,
-        DType::IQ4XS => DType::IQ4NL,
+        DType::Q2K | DType::Q3K => DType::Q4_0,
+        DType::IQ4XS | DType::IQ2XXS | DType::IQ2XS | DType::IQ2S | DType::IQ3XXS | DType::IQ3S => DType::IQ4NL,
         other => other,
     }
 }
@@ -165,7 +168,17 @@ impl List {
     }
 
     fn matrix(&mut self, name: &str, dims: &[u32], rms: f32) {
+        if self.dtype == DType::NVFP4 && name.ends_with("token_embd.weight") {
+            // Publishers leave tables alone.
+            return self.push(name, dims, DType::BF16, Fill::Symmetric { rms });
+        }
         self.push(name, dims, fitting(self.dtype, dims[0]), Fill::Symmetric { rms });
+        // The size of the values is a tensor of its own: one number for each matrix.
+        let stem = name.strip_suffix("weight").filter(|_| self.dtype == DType::NVFP4);
+        if let Some(stem) = stem.filter(|stem| !stem.ends_with("ffn_down_exps.")) {
+            let (factor, count) = (rms / NVFP4_UNIT_RMS, dims.get(2).copied().unwrap_or(1));
+            self.push(&format!("{stem}scale"), &[count], DType::F32, Fill::Between { low: factor, high: factor });
+        }
     }
 
     /// A matrix that keeps the size of what it is applied to.
@@ -225,7 +238,12 @@ impl List {
             self.residual_norm(&named("pre_ffw_norm_2.weight"), shape, layer, 1.0);
             self.linear(&named("ffn_gate_up_exps.weight"), &[hidden, 2 * experts.width, experts.count]);
             self.linear(&named("ffn_down_exps.weight"), &[experts.width, hidden, experts.count]);
-            self.norm(&named("ffn_down_exps.scale"), experts.count, 1.0);
+            // Where experts have a factor anyway, it is a part of this one.
+            let factor = match self.dtype {
+                DType::NVFP4 => 1.0 / (experts.width as f32).sqrt() / NVFP4_UNIT_RMS,
+                _ => 1.0,
+            };
+            self.norm(&named("ffn_down_exps.scale"), experts.count, factor);
             self.norm(&named("post_ffw_norm_1.weight"), hidden, 1.0);
             self.norm(&named("post_ffw_norm_2.weight"), hidden, 1.0);
         }
@@ -284,6 +302,8 @@ mod tests {
             (DType::Q5K, DType::Q5_1),
             (DType::Q6K, DType::Q8_0),
             (DType::IQ4XS, DType::IQ4NL),
+            (DType::Q3K, DType::Q4_0),
+            (DType::IQ2S, DType::IQ4NL),
             (DType::Q4_0, DType::Q4_0),
         ] {
             for tensor in inventory(&shape, dtype, None) {

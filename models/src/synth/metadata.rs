@@ -95,5 +95,16 @@ fn file_type(dtype: DType) -> u32 {
         DType::IQ4NL => 25,
         DType::IQ4XS => 30,
         DType::BF16 => 32,
+        DType::Q2K => 10,
+        DType::Q3K => 11,
+        DType::IQ2XXS => 19,
+        DType::IQ2XS => 20,
+        DType::IQ2S => 28,
+        DType::IQ3XXS => 23,
+        DType::IQ3S => 26,
+        DType::MXFP4 => 38,
+        DType::NVFP4 => 39,
+        // No file has them: checkpoints' types.
+        DType::I2 | DType::I4 | DType::I4Z | DType::I8 | DType::F8 | DType::F8S => 0,
     }
 }

@@ -83,6 +83,9 @@ struct Model {
 
 impl Model {
     fn new(options: &Options) -> Result<Model, SynthError> {
+        if options.massive.is_some() && !fill::can_be_set(options.dtype) {
+            return Err(SynthError::MassiveType(options.dtype));
+        }
         if let Some(size) = options.massive.filter(|size| !(1.0..=100_000.0).contains(size)) {
             return Err(SynthError::Massive(size));
         }
@@ -237,7 +240,7 @@ fn fill_tensors(
             if tensor.massive != Massive::Untouched {
                 filler = filler.with_massive(tensor.massive, tensor.dtype, tensor.dims[0]);
             }
-            let piece = PIECE - PIECE % tensor.dtype.layout().bytes as u64;
+            let piece = PIECE - PIECE % tensor.dtype.layout().file_bytes as u64;
             let first = pieces;
             pieces += len.div_ceil(piece);
             Job { filler, id: xxh3_64(tensor.random.as_bytes()), len, piece, first }

@@ -89,11 +89,12 @@ fn tensors_of_every_type_come_back_aligned() {
     for alignment in [1u32, 32, 4096] {
         let path = folder.path().join(format!("{alignment}.gguf"));
         let mut writer = Writer::with_alignment(alignment).unwrap();
-        for dtype in DType::ALL {
+        let types: Vec<DType> = DType::of_files().collect();
+        for &dtype in &types {
             writer.tensor(dtype.name(), &[256, 3, 2], dtype).unwrap();
         }
         let body = writer.create(&path).unwrap();
-        for i in 0..DType::ALL.len() {
+        for i in 0..types.len() {
             let bytes: Vec<u8> = (0..body.tensor_len(i)).map(|j| (j * 7 + i as u64) as u8).collect();
             let (front, back) = bytes.split_at(bytes.len() / 3);
             body.write_at(i, front.len() as u64, back).unwrap();
@@ -103,9 +104,9 @@ fn tensors_of_every_type_come_back_aligned() {
         body.finish().unwrap();
 
         let gguf = Gguf::open(&path).unwrap();
-        assert_eq!(gguf.tensors().len(), DType::ALL.len());
+        assert_eq!(gguf.tensors().len(), types.len());
         for (i, tensor) in gguf.tensors().iter().enumerate() {
-            assert_eq!((tensor.dtype().unwrap(), tensor.dims()), (DType::ALL[i], &[256, 3, 2][..]));
+            assert_eq!((tensor.dtype().unwrap(), tensor.dims()), (types[i], &[256, 3, 2][..]));
             assert!(tensor.offset.is_multiple_of(alignment.into()));
             assert!(gguf.data(tensor).iter().enumerate().all(|(j, &b)| b == (j * 7 + i) as u8), "{}", tensor.name);
         }

@@ -376,6 +376,7 @@ pub fn format(dtype: DType) -> Format {
         DType::Q8_0 => 4,
         DType::Q4K | DType::Q5K => 8,
         DType::Q6K | DType::IQ4XS => 16,
+        _ => no_kernels(dtype),
     };
     let format = |unit, integer, side_words, side, dot| Format {
         unit,
@@ -409,7 +410,17 @@ pub fn format(dtype: DType) -> Format {
         DType::Q6K => format(32, true, 4, side_q6_k::DEF, dot_q6_k::DEF),
         DType::IQ4NL => format(32, true, 1, side_half::DEF, dot_iq4_nl::DEF),
         DType::IQ4XS => format(32, true, 2, side_iq4_xs::DEF, dot_iq4_xs::DEF),
+        _ => no_kernels(dtype),
     }
+}
+
+/// Types that have no kernels yet: lowering refuses them first.
+pub fn has_kernels(dtype: DType) -> bool {
+    dtype as usize <= DType::IQ4XS as usize
+}
+
+pub fn no_kernels(dtype: DType) -> ! {
+    panic!("a plan was lowered with {dtype}, which has no kernels")
 }
 
 /// The arguments of a type's `side_*` function, from the memory of each of its planes. `codes` is the kernel's own parameter.
@@ -426,5 +437,6 @@ pub fn side_arguments<M>(dtype: DType, plane: impl Fn(&'static str) -> M) -> Fil
         DType::Q5K => side_q5_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         DType::Q6K => side_q6_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         DType::IQ4XS => side_iq4_xs::Arguments { scales: scales(), supers: supers() }.into(),
+        _ => no_kernels(dtype),
     }
 }

@@ -8,7 +8,7 @@ use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
 use super::fragments::raw_pair;
-use crate::kernels::matvec::formats::{half_in, iq4_levels, spread_bits};
+use crate::kernels::matvec::formats::{half_in, iq4_levels, no_kernels, spread_bits};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
@@ -204,5 +204,6 @@ pub fn decode(dtype: DType) -> &'static DeviceDef {
         DType::Q6K => decode_q6_k::DEF,
         DType::IQ4NL => decode_iq4_nl::DEF,
         DType::IQ4XS => decode_iq4_xs::DEF,
+        _ => no_kernels(dtype),
     }
 }

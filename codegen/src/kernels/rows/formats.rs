@@ -11,7 +11,8 @@ use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::matvec::formats::{
-    factors_half, factors_half_pair, factors_iq4_xs, factors_k, factors_q6_k, factors_q8_0, iq4_levels, spread_bits,
+    factors_half, factors_half_pair, factors_iq4_xs, factors_k, factors_q6_k, factors_q8_0, iq4_levels, no_kernels,
+    spread_bits,
 };
 
 // ---- signed bytes ---------------------------------------------------------------------------------------------------
@@ -218,6 +219,7 @@ impl TensorFormat {
                 period: 16,
                 ..biased
             },
+            _ => no_kernels(dtype),
         })
     }
 }
