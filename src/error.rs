@@ -8,6 +8,7 @@ use gemma4c_codegen::cuda::simulate::SimulateError;
 use gemma4c_codegen::nvrtc::NvrtcError;
 use gemma4c_codegen::{cpu, cuda};
 use gemma4c_hub::HubError;
+use gemma4c_models::adapter::AdapterError;
 use gemma4c_models::chat::ChatError;
 use gemma4c_models::checkpoint::CheckpointError;
 use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, VisionError};
@@ -92,6 +93,9 @@ pub enum Error {
     /// A folder or a file of safetensors is no checkpoint that can be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// An adapter cannot be read, or not be applied whole.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// A GGUF file is no Gemma 4, or one that is described wrongly.
     #[error(transparent)]
     Config(#[from] ConfigError),

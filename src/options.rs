@@ -1,7 +1,8 @@
 //! How a model is compiled: the one set of options. The command line's arguments, the library's builder, the recipes of
 //! the kernels' tests and the simulator all fill in this struct, and [`crate::pipeline`] reads no other.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::{self, PASSES};
@@ -53,6 +54,36 @@ pub struct Options {
     pub image_tokens: u32,
     /// The file of what guesses the next tokens.
     pub drafter: Option<PathBuf>,
+    /// Adapters that are always on.
+    pub adapters: Vec<AdapterAt>,
+}
+
+/// An adapter: where it is, and how strong it is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterAt {
+    /// A GGUF file, or a folder of PEFT.
+    pub path: PathBuf,
+    /// 1 is as it was trained.
+    pub scale: f32,
+}
+
+impl FromStr for AdapterAt {
+    type Err = String;
+
+    /// `FILE` or `FILE:SCALE`.
+    fn from_str(text: &str) -> Result<AdapterAt, String> {
+        let scaled = text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+        let (path, scale) = match scaled {
+            // A file may be called so.
+            Some(_) if Path::new(text).exists() => (text, 1.0),
+            Some(scaled) => scaled,
+            None => (text, 1.0),
+        };
+        if path.is_empty() || !scale.is_finite() {
+            return Err("expected a file or a folder, and if wanted a scale: FILE or FILE:0.5".into());
+        }
+        Ok(AdapterAt { path: path.into(), scale })
+    }
 }
 
 impl Default for Options {
@@ -71,6 +102,7 @@ impl Default for Options {
             projector: None,
             image_tokens: USUAL_BUDGET,
             drafter: None,
+            adapters: Vec::new(),
         }
     }
 }

@@ -18,18 +18,20 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, T
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
-use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
+use gemma4c_models::adapter::{self, Adapter};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_plan::{
-    Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
+    Drafter, MOST_ADAPTERS, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target,
+    Tower, Vocab,
 };
 
 use crate::error::Error;
 use crate::files;
-use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
+use crate::options::{AdapterAt, DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
 
 /// Rows of logits a pass keeps: 262144 floats each.
 const ASKED: u32 = 32;
@@ -77,6 +79,8 @@ impl Source {
 /// What a plan is made of.
 pub struct Files {
     pub text: Source,
+    /// What is always added to the text's products, and how strong each is.
+    pub adapters: Vec<(Adapter, f32)>,
     /// What reads pictures and sound.
     pub projector: Option<Source>,
     /// What guesses tokens.
@@ -88,17 +92,36 @@ impl Files {
     pub fn open(model: &Path, options: &Options) -> Result<Files, Error> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Source::open).transpose();
         let text = Source::open(model)?;
-        Ok(Files { text, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
+        if options.adapters.len() > MOST_ADAPTERS {
+            let given = options.adapters.len();
+            return Err(Error::Option(format!("--lora is given {given} times: a plan has at most {MOST_ADAPTERS}")));
+        }
+        let adapters = options.adapters.iter().map(|at| Files::open_adapter(at, &text, !options.gpus.is_empty()));
+        let adapters = adapters.collect::<Result<_, Error>>()?;
+        Ok(Files { text, adapters, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
     }
 
-    /// All of them, in a plan's order.
-    pub fn all(&self) -> impl Iterator<Item = &Source> {
-        std::iter::once(&self.text).chain(&self.projector).chain(&self.drafter)
+    /// An adapter for a model. For a GPU, which multiplies groups of 32 values, it has such a rank.
+    pub fn open_adapter(at: &AdapterAt, text: &Source, for_gpu: bool) -> Result<(Adapter, f32), Error> {
+        let adapter = adapter::read(&at.path)?.of_model(&Config::read(text)?)?;
+        Ok((if for_gpu { adapter.padded() } else { adapter }, at.scale))
     }
 
-    /// The files that have weights: all but descriptions.
+    /// The files that have weights, in a plan's order: all but descriptions.
     pub fn with_weights(&self) -> Vec<&Gguf> {
-        self.all().filter_map(Source::file).collect()
+        let adapters = self.adapters.iter().map(|(adapter, _)| &adapter.file);
+        let others = self.projector.iter().chain(&self.drafter).filter_map(Source::file);
+        self.text.file().into_iter().chain(adapters).chain(others).collect()
+    }
+
+    /// What was applied, a sentence for each adapter.
+    pub fn applied(&self) -> Vec<String> {
+        let of = |(adapter, scale): &(Adapter, f32)| {
+            let times = if *scale == 1.0 { String::new() } else { format!(", times {scale}") };
+            let pairs = adapter.pairs.len();
+            format!("{}: applied {pairs} of {pairs} pairs{times}", adapter.path.display())
+        };
+        self.adapters.iter().map(of).collect()
     }
 }
 
@@ -134,8 +157,8 @@ pub struct Declared<'a> {
     pub graph: Graph,
     pub program: Program,
     pub weights: Vec<Weight>,
-    /// Where each weight is stored.
-    tensors: Vec<(&'a Source, &'a TensorInfo)>,
+    /// Where each weight is stored: in which file, unless that is only described, and where in it.
+    tensors: Vec<(Option<&'a Gguf>, &'a TensorInfo)>,
     pub towers: Vec<DeclaredTower>,
     pub drafter: Option<DeclaredDrafter>,
 }
@@ -176,15 +199,13 @@ impl<'a> Declared<'a> {
             return Err(Error::Option("a chunk of 0 tokens: at least 1 is needed".into()));
         }
         // Where soft tokens come, the text's graph has places for them.
-        let graph = match &files.projector {
-            None => gemma4::graph(text, &config)?,
-            Some(projector) => {
-                let fits =
-                    gemma4::fits(&VisionConfig::read(projector).map_err(Error::within(projector.path()))?, &config);
-                fits.map_err(Error::within(projector.path()))?;
-                gemma4::graph_with_soft_tokens(text, &config, padding(text)?)?
-            }
-        };
+        if let Some(projector) = &files.projector {
+            let fits = gemma4::fits(&VisionConfig::read(projector).map_err(Error::within(projector.path()))?, &config);
+            fits.map_err(Error::within(projector.path()))?;
+        }
+        let adapters: Vec<(&Adapter, f32)> = files.adapters.iter().map(|(adapter, scale)| (adapter, *scale)).collect();
+        let pad = files.projector.as_ref().map(|_| padding(text)).transpose()?;
+        let graph = gemma4::graph_with(text, &config, Beside { adapters: &adapters, pad })?;
         // A picture whose rows see each other is read in one pass.
         let least = files.projector.as_ref().filter(|_| config.sees_ahead()).map_or(1, |_| options.image_tokens);
         if least > context || options.chunk.is_some_and(|chunk| least > chunk) {
@@ -198,7 +219,7 @@ impl<'a> Declared<'a> {
         let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv: options.kv })?;
         let (weights, tensors, towers) = (Vec::new(), Vec::new(), Vec::new());
         let mut declared = Declared { files, options, config, graph, program, weights, tensors, towers, drafter: None };
-        declared.add_weights(text, declared.graph.weights.clone())?;
+        declared.add_text_weights()?;
         if let Some(projector) = &files.projector {
             declared.declare_towers(projector).map_err(Error::within(projector.path()))?;
         }
@@ -210,9 +231,25 @@ impl<'a> Declared<'a> {
 
     fn add_weights(&mut self, source: &'a Source, weights: Vec<Weight>) -> Result<(), Error> {
         for weight in weights {
-            self.tensors.push((source, source.tensor_named(&weight.name)?));
+            self.tensors.push((source.file(), source.tensor_named(&weight.name)?));
             self.weights.push(weight);
         }
+        Ok(())
+    }
+
+    /// The model's own weights, and those of the adapters behind them.
+    fn add_text_weights(&mut self) -> Result<(), Error> {
+        let files = self.files;
+        let of_adapters = files
+            .adapters
+            .iter()
+            .flat_map(|(adapter, _)| adapter.tensors().map(|tensor| (Some(&adapter.file), tensor)));
+        let of_adapters: Vec<(Option<&Gguf>, &TensorInfo)> = of_adapters.collect();
+        let mut own = self.graph.weights.clone();
+        let adapted = own.split_off(own.len() - of_adapters.len());
+        self.add_weights(&files.text, own)?;
+        self.weights.extend(adapted);
+        self.tensors.extend(of_adapters);
         Ok(())
     }
 
@@ -275,7 +312,7 @@ impl<'a> Declared<'a> {
             // Any will do: no launch depends on the order.
             None => (0..config.centroids.as_ref().map_or(0, |_| self.config.vocab_size)).collect(),
         };
-        let reads = head_input(&self.program)?;
+        let reads = head_input(&self.program, self.graph.weights.len() - self.adapted())?;
         let text = to_text(&graph);
         let mut own = graph.weights.clone();
         own.remove(borrowed.index());
@@ -347,8 +384,8 @@ impl<'a> Declared<'a> {
 
     /// A weight as the plan wants it; `None` where it is only described.
     pub fn bytes(&self, weight: usize) -> Result<Option<Cow<'a, [u8]>>, GgufError> {
-        let (source, tensor) = self.tensors[weight];
-        source.file().map(|file| file.bytes(tensor)).transpose()
+        let (file, tensor) = self.tensors[weight];
+        file.map(|file| file.bytes(tensor)).transpose()
     }
 
     /// The plan, with these programs for GPUs.
@@ -361,7 +398,7 @@ impl<'a> Declared<'a> {
         if let Some(drafter) = &self.drafter {
             report += &format!("\n\ndrafter\n{}", drafter.text);
         }
-        let weights = self.weights_in_files();
+        let (weights, adapters) = (self.weights_in_files(), self.adapters());
         let mut programs = programs.into_iter();
         let (cuda, others) = (programs.next(), programs.collect());
         let towers = self.towers.into_iter().zip(text.media).map(|(tower, tokens)| tower.into_tower(tokens));
@@ -375,6 +412,7 @@ impl<'a> Declared<'a> {
                 hidden: self.config.hidden,
                 vocab_size: self.config.vocab_size,
                 trained_context: self.config.context,
+                adapters,
             },
             target: if cuda.is_some() { Target::Cuda } else { Target::Cpu },
             weights,
@@ -394,10 +432,12 @@ impl<'a> Declared<'a> {
     fn stored(&self, folder: &Path) -> Result<(Vec<ModelFile>, u64), Error> {
         let mut of_files: Vec<(&Gguf, Vec<&TensorInfo>)> = Vec::new();
         let (mut files, mut tensors) = (Vec::new(), self.tensors.iter().peekable());
-        for source in self.files.all() {
-            let file = source.file().ok_or_else(|| Error::Option("a description has no weights to run".into()))?;
+        if self.tensors.iter().any(|(file, _)| file.is_none()) {
+            return Err(Error::Option("a description has no weights to run".into()));
+        }
+        for file in self.files.with_weights() {
             let mut own = Vec::new();
-            while let Some((_, tensor)) = tensors.next_if(|(other, _)| std::ptr::eq(*other, source)) {
+            while let Some((_, tensor)) = tensors.next_if(|(other, _)| is_same(*other, file)) {
                 own.push(*tensor);
             }
             of_files.push((file, own));
@@ -410,21 +450,42 @@ impl<'a> Declared<'a> {
 
     /// The table of weights as a plan has it.
     fn weights_in_files(&self) -> Vec<gemma4c_plan::Weight> {
-        let files = |source: &Source| source.file().map_or(0, |file| file.files().len());
-        let first_file = |of: &Source| -> usize {
-            self.files.all().take_while(|source| !std::ptr::eq(*source, of)).map(files).sum()
-        };
-        let weight = |(weight, (source, tensor)): (&Weight, &(&Source, &TensorInfo))| gemma4c_plan::Weight {
+        let weight = |(weight, (file, tensor)): (&Weight, &(Option<&Gguf>, &TensorInfo))| gemma4c_plan::Weight {
             name: weight.name.clone(),
             dtype: weight.dtype,
             dims: weight.dims.clone(),
-            file: if tensor.pieces.is_empty() { (first_file(source) + tensor.file) as u32 } else { 0 },
+            file: if tensor.pieces.is_empty() { (self.first_file(*file) + tensor.file) as u32 } else { 0 },
             offset: tensor.offset,
             bytes: tensor.len,
-            pieces: tensor.pieces.iter().map(|piece| moved(piece, first_file(source) as u32)).collect(),
+            pieces: tensor.pieces.iter().map(|piece| moved(piece, self.first_file(*file) as u32)).collect(),
         };
         self.weights.iter().zip(&self.tensors).map(weight).collect()
     }
+
+    /// Where the files of one of the models begin among all of them.
+    fn first_file(&self, of: Option<&Gguf>) -> usize {
+        let before = self.files.with_weights().into_iter().take_while(|file| !is_same(of, file));
+        before.map(|file| file.files().len()).sum()
+    }
+
+    /// How many of the text's weights are adapters'.
+    fn adapted(&self) -> usize {
+        self.files.adapters.iter().map(|(adapter, _)| adapter.tensors().count()).sum()
+    }
+
+    fn adapters(&self) -> Vec<gemma4c_plan::Adapter> {
+        let of = |(adapter, scale): &(Adapter, f32)| gemma4c_plan::Adapter {
+            name: adapter.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            file: self.first_file(Some(&adapter.file)) as u32,
+            scale: *scale,
+            pairs: adapter.pairs.len() as u32,
+        };
+        self.files.adapters.iter().map(of).collect()
+    }
+}
+
+fn is_same(one: Option<&Gguf>, other: &Gguf) -> bool {
+    one.is_some_and(|one| std::ptr::eq(one, other))
 }
 
 /// A piece whose files are counted from `first` on.
@@ -479,9 +540,11 @@ fn padding(file: &Header) -> Result<u32, GgufError> {
     Ok(file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0))
 }
 
-/// What the LM head of a program reads: its last product's input.
-fn head_input(program: &Program) -> Result<u32, Error> {
-    let product = program.steps.iter().rfind(|step| matches!(step.op, gemma4c_plan::Op::MatMul { .. }));
+/// What the LM head of a program reads: its last product's input. Weights from number `own` on are adapters'.
+fn head_input(program: &Program, own: usize) -> Result<u32, Error> {
+    let is_own = |op: gemma4c_plan::Op| op.weight().is_some_and(|weight| weight.index() < own);
+    let is_product = |op| matches!(op, gemma4c_plan::Op::MatMul { .. }) && is_own(op);
+    let product = program.steps.iter().rfind(|step| is_product(step.op));
     let input = product.and_then(|step| step.inputs.first()).copied();
     input.ok_or_else(|| Error::Option("the model has no LM head".into()))
 }

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::device::Device;
 use crate::error::Error;
 use crate::fit::{self, Choosable};
-use crate::options::{self, Options};
+use crate::options::{self, AdapterAt, Options};
 use crate::pipeline::{self, Files};
 use crate::{files, installation, output};
 
@@ -42,6 +42,7 @@ pub struct Wanted {
     pub vram: Option<u64>,
     pub projector: Option<PathBuf>,
     pub drafter: Option<PathBuf>,
+    pub adapters: Vec<AdapterAt>,
     /// Sequences that a GPU plan has room for.
     pub sequences: u32,
     /// Nobody asked for that many: where memory is short, fewer will do.
@@ -65,6 +66,7 @@ pub fn make(model: &Path, wanted: &Wanted, tell: &mut dyn FnMut(String)) -> Resu
     let started = Instant::now();
     let options = options(wanted)?;
     let files = Files::open(model, &options)?;
+    files.applied().into_iter().for_each(&mut *tell);
     let Wanted { context, kv, may_be_fewer, .. } = wanted;
     let may = Choosable { context: context.is_none(), kv: kv.is_none(), sequences: *may_be_fewer };
     // What is chosen follows from that, so it need not be chosen again to find the plan.
@@ -123,6 +125,7 @@ fn options(wanted: &Wanted) -> Result<Options, Error> {
         kv: wanted.kv.unwrap_or(KvType::F16),
         vram: bytes.map(|bytes| bytes / wanted.sharing.unwrap_or(1).max(1)),
         drafter: wanted.drafter.clone(),
+        adapters: wanted.adapters.clone(),
         projector: wanted.projector.clone(),
         image_tokens: wanted.image_tokens.unwrap_or(USUAL_BUDGET),
         ..Options::default()

@@ -7,13 +7,13 @@ use std::cell::RefCell;
 
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_dsl::sim::Interleaving;
-use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
+use gemma4c_plan::{Adapter, Plan};
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
 use crate::error::Error;
-use crate::options::Options;
+use crate::options::{AdapterAt, Options};
 use crate::pipeline::{Declared, Files, Source};
 
 /// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that
@@ -91,8 +91,8 @@ fn without_program() -> Error {
     Error::Option("the plan is for the CPU: nothing of it runs on a simulated GPU".into())
 }
 
-/// The files that a plan was made of. A projector follows the model's own files, and a drafter's weights are the plan's
-/// last.
+/// The files that a plan was made of. Adapters follow the model's own files, a projector them, and a drafter's weights
+/// are the plan's last.
 fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     let paths = location.files(plan)?;
     let open = |index: usize| match paths.get(index) {
@@ -101,9 +101,15 @@ fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     };
     let text = open(0)?;
     let parts = text.file().map_or(1, |file| file.files().len());
-    let projector = (!plan.towers.is_empty()).then_some(parts);
+    let projector = (!plan.towers.is_empty()).then_some(parts + plan.model.adapters.len());
+    let adapter = |adapter: &Adapter| {
+        let path = paths.get(adapter.file as usize);
+        let path = path.ok_or_else(|| Error::Option(format!("file {} is missing", adapter.file)))?.clone();
+        Files::open_adapter(&AdapterAt { path, scale: adapter.scale }, &text, true)
+    };
+    let adapters = plan.model.adapters.iter().map(adapter).collect::<Result<_, Error>>()?;
     let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);
-    Ok(Files { text, projector: projector.map(open).transpose()?, drafter: drafter.map(open).transpose()? })
+    Ok(Files { text, adapters, projector: projector.map(open).transpose()?, drafter: drafter.map(open).transpose()? })
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.

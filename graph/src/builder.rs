@@ -22,6 +22,16 @@ pub struct Part {
     pub len: u32,
 }
 
+/// What an adapter adds to the products by a weight: `factor * B (A x)`. Of experts, each has an A and a B of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Delta {
+    pub a: WeightId,
+    pub b: WeightId,
+    pub factor: f32,
+    /// The row of every expert's B that belongs to the weight's first: B may be that of several matrices, stacked.
+    pub first: u32,
+}
+
 /// A place in the order of construction: see [`Builder::bind`].
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(usize);
@@ -32,6 +42,10 @@ pub struct Builder {
     graph: Graph,
     weights: HashMap<String, WeightId>,
     caches: HashMap<u32, Value>,
+    /// What adapters add to products, by the weight.
+    deltas: HashMap<WeightId, Vec<Delta>>,
+    /// `factor * A x` that is there, by A and x: matrices that are stacked share theirs.
+    narrowed: HashMap<(WeightId, Value), Value>,
     layer: Option<u32>,
     /// Which nodes' names carry the name of their function already, in step with the nodes.
     scoped: Vec<bool>,
@@ -50,6 +64,22 @@ impl Builder {
             self.graph.weights.push(Weight { name: name.to_string(), dtype, dims: dims.to_vec() });
             WeightId(self.graph.weights.len() as u32 - 1)
         })
+    }
+
+    /// A tensor that was declared under that name.
+    pub fn find_weight(&self, name: &str) -> Option<(WeightId, &Weight)> {
+        let id = *self.weights.get(name)?;
+        Some((id, self.graph.weight(id)))
+    }
+
+    /// How many tensors were declared.
+    pub fn weight_count(&self) -> usize {
+        self.graph.weights.len()
+    }
+
+    /// From here on, every product by this weight has this added to it, in the order in which they are given.
+    pub fn adapt(&mut self, weight: WeightId, delta: Delta) {
+        self.deltas.entry(weight).or_default().push(delta);
     }
 
     /// Declares the keys and values of a layer.
@@ -131,13 +161,45 @@ impl Builder {
         self.push(Op::TokenMatMul { weight }, &[x, tokens])
     }
 
+    /// `W x`, and what adapters add to it.
     pub fn matmul(&mut self, weight: WeightId, x: Value) -> Value {
-        self.push(Op::MatMul { weight }, &[x])
+        let mut sum = self.push(Op::MatMul { weight }, &[x]);
+        for delta in self.deltas_of(weight) {
+            let narrow = self.narrow(delta, x, |g| g.push(Op::MatMul { weight: delta.a }, &[x]));
+            let change = self.push(Op::MatMul { weight: delta.b }, &[narrow]);
+            sum = self.add(sum, change);
+        }
+        sum
     }
 
+    /// `W_e x` of each expert, and what adapters add to it.
     pub fn expert_matmul(&mut self, weight: WeightId, part: Part, x: Value, routing: Value) -> Value {
         let Part { first, len } = part;
-        self.push(Op::ExpertMatMul { weight, first, len }, &[x, routing])
+        let mut sum = self.push(Op::ExpertMatMul { weight, first, len }, &[x, routing]);
+        for delta in self.deltas_of(weight) {
+            let rank = self.graph.weight(delta.a).dim(1) as u32;
+            let of_a = Op::ExpertMatMul { weight: delta.a, first: 0, len: rank };
+            let narrow = self.narrow(delta, x, |g| g.push(of_a, &[x, routing]));
+            let of_b = Op::ExpertMatMul { weight: delta.b, first: first + delta.first, len };
+            let change = self.push(of_b, &[narrow, routing]);
+            sum = self.add(sum, change);
+        }
+        sum
+    }
+
+    fn deltas_of(&self, weight: WeightId) -> Vec<Delta> {
+        self.deltas.get(&weight).cloned().unwrap_or_default()
+    }
+
+    /// `factor * A x`, which is as wide as the adapter's rank.
+    fn narrow(&mut self, delta: Delta, x: Value, product: impl FnOnce(&mut Builder) -> Value) -> Value {
+        if let Some(known) = self.narrowed.get(&(delta.a, x)) {
+            return *known;
+        }
+        let product = product(self);
+        let narrow = if delta.factor == 1.0 { product } else { self.scale(product, delta.factor) };
+        self.narrowed.insert((delta.a, x), narrow);
+        narrow
     }
 
     /// RMS norm over the whole row.

@@ -21,7 +21,7 @@ mod text;
 mod verify;
 mod verify_groups;
 
-pub use builder::{Builder, Mark, Part, Value};
+pub use builder::{Builder, Delta, Mark, Part, Value};
 pub use dot::to_dot;
 pub use fused::Fused;
 pub use fused_text::fused_text;

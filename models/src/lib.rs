@@ -1,6 +1,7 @@
 //! Everything that knows Gemma 4 and its files: what comes before a graph, and what turns text into its tokens.
 //!
 //! - `gguf` reads and writes model files, and knows no model; `checkpoint` presents folders of safetensors as such;
+//! - `adapter` reads what was trained beside a model: pairs of small matrices;
 //! - `gemma4` reads a configuration from such a file and declares the forward pass: the only place in the project that
 //!   names a model's parts;
 //! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template; `text` finds
@@ -11,6 +12,7 @@
 //! Nothing here runs a model or chooses a kernel. Files, vocabularies and templates are not trusted: each module says
 //! what it checks and what it limits.
 
+pub mod adapter;
 pub mod chat;
 pub mod checkpoint;
 pub mod gemma4;

@@ -12,6 +12,7 @@ use super::by_name::ByNameArgs;
 use super::compile::Kv;
 use super::plan_file::{self, PlanArgs};
 use crate::by_name::Beside;
+use crate::options::AdapterAt;
 use crate::plans::{self, Made, Wanted};
 use crate::{files, output};
 
@@ -38,6 +39,10 @@ pub struct ModelArgs {
     /// With a GGUF model: its projector file (mmproj), which lets it read pictures and sound
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
+
+    /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Vec<AdapterAt>,
 
     #[command(flatten)]
     by_name: ByNameArgs,
@@ -81,6 +86,7 @@ impl ModelArgs {
             vram: self.vram,
             projector: self.mmproj.clone().or(brought.projector),
             drafter: needs.drafter.map(Path::to_path_buf).or(brought.drafter),
+            adapters: self.lora.clone(),
             sequences: needs.sequences,
             may_be_fewer: needs.may_be_fewer,
             verified: needs.verified,
@@ -102,15 +108,21 @@ impl ModelArgs {
         self.mmproj.is_some()
     }
 
+    /// Whether an adapter was given, which is one model's.
+    pub fn has_adapter(&self) -> bool {
+        !self.lora.is_empty()
+    }
+
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, memory, vram, mmproj, .. } = self;
+        let ModelArgs { ctx, kv, memory, vram, mmproj, lora, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
             ("--memory", memory.is_some()),
             ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
+            ("--lora", !lora.is_empty()),
             ("--draft FILE", needs.drafter.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {

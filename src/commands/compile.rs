@@ -17,7 +17,7 @@ use super::{Outcome, media, plan_file};
 use crate::by_name::Beside;
 use crate::device::Device;
 use crate::error::Error;
-use crate::options::{self, DEFAULT_CONTEXT, Options};
+use crate::options::{self, AdapterAt, DEFAULT_CONTEXT, Options};
 use crate::output::{self, OutputFile};
 use crate::pipeline::{self, Files};
 use crate::{embed, files, progress};
@@ -47,6 +47,11 @@ pub struct Args {
     /// The model's drafter (a GGUF file of its assistant), which guesses tokens that the model then verifies.
     #[arg(long, value_name = "ASSISTANT.gguf")]
     draft: Option<PathBuf>,
+
+    /// An adapter (LoRA) that is always on: a GGUF file or a folder of PEFT, and if wanted how strong it is to be, such
+    /// as 0.5. It is applied whole or refused. May be repeated.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Vec<AdapterAt>,
 
     #[command(flatten)]
     by_name: ByNameArgs,
@@ -190,12 +195,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
         projector,
         image_tokens: args.image_tokens.unwrap_or(USUAL_BUDGET),
         drafter,
+        adapters: args.lora.clone(),
     };
     if for_gpu {
         options.passes_off()?;
     }
     let files = Files::open(&model, &options)?;
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
+    files.applied().iter().for_each(|note| eprintln!("{note}"));
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;
         output::may_be_written(&args.output)?;

@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::{Arg, ArgMatches, Command};
+use gemma4c_models::adapter;
 use gemma4c_runtime::ModelLocation;
 
 use super::generation::DraftArg;
 use crate::files;
+use crate::options::AdapterAt;
 use crate::output::{self, Input, OutputFile};
 
 /// Refuses outputs that would overwrite what the command reads, or each other, before anything runs.
@@ -22,6 +24,7 @@ pub fn protect(command: &Command, matches: &ArgMatches) -> Result<()> {
     let Some(command) = command.find_subcommand(name) else { return Ok(()) };
     let mut read: Vec<PathBuf> = values(command, matches);
     read.extend(values::<DraftArg>(command, matches).iter().filter_map(DraftArg::file).map(Path::to_path_buf));
+    read.extend(values::<AdapterAt>(command, matches).into_iter().flat_map(|at| adapter::files(&at.path)));
     output::protect(move || expand(&read));
     let written: Vec<OutputFile> = values(command, matches);
     for (at, path) in written.iter().enumerate() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::to_dot;
+use gemma4c_models::adapter;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_plan::Plan;
 use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
@@ -16,16 +17,16 @@ use crate::by_name::Beside;
 use crate::device::Device;
 use crate::output::{self, OutputFile, OutputFolder};
 use crate::report::facts::Facts;
-use crate::report::{cpu, html, json, model, text};
+use crate::report::{self, cpu, html, json, model, text};
 use crate::{files, progress};
 
-/// Show what is in a plan or in a GGUF model.
+/// Show what is in a plan, in a GGUF model or in an adapter.
 ///
 /// For a GPU plan: what was fused, what was not and why, every launch with the least time it can take (its floor), and
 /// every byte of memory.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan or a GGUF model, or a model's name.
+    /// A plan, a GGUF model or an adapter, or a model's name.
     #[arg(value_name = "FILE|NAME")]
     file: PathBuf,
 
@@ -77,9 +78,23 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         args.file = brought.model;
     }
     let args = &args;
-    let text = if files::is_model(&args.file)? { of_model(args)? } else { of_plan(args)? };
+    let text = match adapter::is_adapter(&args.file) {
+        true => of_adapter(args)?,
+        false if files::is_model(&args.file)? => of_model(args)?,
+        false => of_plan(args)?,
+    };
     output::print(&text)?;
     Ok(Outcome::Done)
+}
+
+fn of_adapter(args: &Args) -> Result<String> {
+    let view = &args.view;
+    let asks_more = view.graph || view.dot.is_some() || view.phase.is_some() || view.html.is_some();
+    if asks_more || view.cuda.is_some() || view.check_weights {
+        bail!("{0} is an adapter: compile a model with it (--lora {0}) and inspect the plan", args.file.display());
+    }
+    let summary = adapter::read(&args.file)?.summary();
+    if view.json { pretty(&report::adapter::json(&summary)) } else { Ok(report::adapter::text(&summary)) }
 }
 
 fn of_model(args: &Args) -> Result<String> {

@@ -155,6 +155,7 @@ pub fn run(args: Args) -> Result<Outcome> {
     for (name, is_given) in [
         ("--model", args.plan.model.is_some()),
         ("--mmproj", args.model.has_projector()),
+        ("--lora", args.model.has_adapter()),
         ("--draft FILE", args.draft.file().is_some()),
     ] {
         ensure!(given == 1 || !is_given, "{name} is for one model; {given} are given");

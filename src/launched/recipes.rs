@@ -75,6 +75,7 @@ impl Recipe {
         let drafter = self.has_drafter.then(|| synth::describe_drafter(self.preset, self.types.base()));
         Ok(Files {
             text: Source::Described(synth::describe(self.preset, self.types)?),
+            adapters: Vec::new(),
             projector: projector.transpose()?.map(Source::Described),
             drafter: drafter.transpose()?.map(Source::Described),
         })

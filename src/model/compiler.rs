@@ -7,7 +7,7 @@ use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::KvType;
 
 use crate::error::Error;
-use crate::options::{self, Options};
+use crate::options::{self, AdapterAt, Options};
 use crate::pipeline::{self, Files};
 use crate::{embed, files};
 
@@ -93,6 +93,13 @@ impl Compiler {
     /// ```
     pub fn drafter(mut self, path: impl Into<PathBuf>) -> Compiler {
         self.options.drafter = Some(path.into());
+        self
+    }
+
+    /// An adapter (LoRA) that is always on, `scale` times as strong as it was trained: a GGUF file, or a folder of PEFT.
+    /// It is applied whole or refused. May be called for several.
+    pub fn adapter(mut self, path: impl Into<PathBuf>, scale: f32) -> Compiler {
+        self.options.adapters.push(AdapterAt { path: path.into(), scale });
         self
     }
 

@@ -9,6 +9,7 @@ use crate::by_name::{self, Beside, Brought};
 use crate::device::Device;
 use crate::error::Error;
 use crate::files;
+use crate::options::AdapterAt;
 use crate::plans::{self, Made, Wanted};
 use crate::progress::Fetching;
 
@@ -85,6 +86,12 @@ impl Opener {
         self
     }
 
+    /// An adapter (LoRA) that is always on, `scale` times as strong as it was trained: a GGUF file, or a folder of PEFT.
+    pub fn adapter(mut self, path: impl Into<PathBuf>, scale: f32) -> Opener {
+        self.wanted.adapters.push(AdapterAt { path: path.into(), scale });
+        self
+    }
+
     /// Without a drafter, also where one is there.
     pub fn undrafted(mut self) -> Opener {
         self.is_drafted = false;
@@ -150,12 +157,13 @@ impl Opener {
 
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self) -> Result<(), Error> {
-        let Wanted { context, kv, memory, drafter, .. } = &self.wanted;
+        let Wanted { context, kv, memory, drafter, adapters, .. } = &self.wanted;
         let given = [
             ("context", context.is_some()),
             ("kv", kv.is_some()),
             ("memory", memory.is_some()),
             ("drafter", drafter.is_some()),
+            ("adapter", !adapters.is_empty()),
         ];
         let plan = self.given.display();
         match given.iter().find(|(_, is_given)| *is_given) {

@@ -12,7 +12,7 @@ use super::facts::{Facts, PhaseFacts};
 pub fn model(plan: &Plan) -> Value {
     json!({"name": plan.model.name, "files": plan.model.files, "layers": plan.model.layers,
            "fingerprint": format!("{:016x}", plan.model.fingerprint),
-           "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size})
+           "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size, "adapters": plan.model.adapters})
 }
 
 /// The weights a plan has with it.

@@ -3,6 +3,7 @@
 //! Everything here is derived from a plan or a model file and from nothing else, so that what is shown is what will
 //! run. [`facts`] is the one place where a plan is counted; the others only phrase what it found.
 
+pub mod adapter;
 pub mod cpu;
 pub mod diff;
 pub mod facts;

@@ -21,6 +21,10 @@ pub fn header(plan: &Plan) -> String {
     for file in &plan.model.files {
         let _ = writeln!(out, "file           {} ({})", file.path, output::bytes(file.bytes));
     }
+    for adapter in &plan.model.adapters {
+        let (name, pairs, scale) = (&adapter.name, adapter.pairs, adapter.scale);
+        let _ = writeln!(out, "adapter        {name}: {pairs} pairs, times {scale}");
+    }
     let _ = writeln!(out, "fingerprint    {:016x}", plan.model.fingerprint);
     match &plan.cuda {
         None => {

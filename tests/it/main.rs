@@ -16,6 +16,7 @@ mod skipped;
 #[path = "../../codegen/tests/support/mod.rs"]
 mod support;
 
+mod adapters;
 mod audio;
 mod batch;
 mod bench;

@@ -408,6 +408,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
             hidden: WIDTH,
             vocab_size: VOCABULARY,
             trained_context: CONTEXT,
+            adapters: Vec::new(),
         },
         target: For::Cuda,
         weights,

@@ -29,6 +29,11 @@ pub enum Recipe {
     Factored { has_factor: bool },
     /// Blocks with the bytes that ggml's reference quantiser makes of floats. Input: the rows.
     Quantise { from: Float },
+    /// Of `step` matrices whose columns take turns, number `of`: every `step`-th value of a row, `columns` of them, and
+    /// zeros behind. Input: rows of all of them.
+    Interleaved { from: Float, of: u32, step: u32, columns: u32 },
+    /// Floats that are zero. No input.
+    Zeros,
 }
 
 /// Scales in a tensor of their own: one for each block of so many rows and columns, the last ones cut off at the edge.
@@ -41,7 +46,8 @@ pub struct Scales {
 
 impl Scales {
     fn input(&self, columns: u64) -> Option<Input> {
-        let row = columns.checked_div(self.columns.into())?.checked_add(u64::from(columns % u64::from(self.columns) != 0))?;
+        let row =
+            columns.checked_div(self.columns.into())?.checked_add(u64::from(columns % u64::from(self.columns) != 0))?;
         (self.rows > 0).then_some(())?;
         Some(Input { rows_each: self.rows.into(), bytes: row.checked_mul(self.float.bytes())? })
     }
@@ -118,6 +124,13 @@ impl Recipe {
             Recipe::Widen { from } if to == DType::F32 => vec![values(from)?],
             Recipe::RopeFactors { rotated } if to == DType::F32 && u64::from(rotated) <= columns => vec![],
             Recipe::Quantise { from } if matches!(to, DType::Q4_0 | DType::Q8_0) => vec![values(from)?],
+            Recipe::Interleaved { from, of, step, columns: own }
+                if of < step && u64::from(own) <= columns && (to == DType::F32 || to == from.dtype()) =>
+            {
+                let all = u64::from(own).checked_mul(step.into())?;
+                vec![Input::by_row(all.checked_mul(from.bytes())?)]
+            }
+            Recipe::Zeros if Float::of(to).is_some() => vec![],
             Recipe::Integers { bits: bits @ (2 | 4 | 8), has_zeros, scales } if is_coded() => {
                 let per = 32 / u64::from(bits);
                 let words = Input::by_row(columns.div_ceil(per).checked_mul(4)?);

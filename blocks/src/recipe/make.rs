@@ -40,9 +40,26 @@ impl Recipe {
             Recipe::Nvfp4 { is_divisor } => return coded::nvfp4(is_divisor, rows_of(first), inputs, out),
             Recipe::Factored { .. } => return coded::factored(rows_of(first), inputs, out),
             Recipe::Quantise { from } => quantise(from, inputs[0], to, out),
+            Recipe::Interleaved { from, of, step, columns } => {
+                let (size, row) = (from.bytes() as usize, columns as usize * step as usize * from.bytes() as usize);
+                for (at, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+                    let own = one_of(&inputs[0][at * row..][..row], size, of as usize, step as usize);
+                    out.fill(0);
+                    match to == from.dtype() {
+                        true => out.iter_mut().zip(own.flatten()).for_each(|(to, byte)| *to = *byte),
+                        false => own.zip(out.chunks_exact_mut(4)).for_each(|(value, out)| widen(from, value, out)),
+                    }
+                }
+            }
+            Recipe::Zeros => out.fill(0),
         }
         Ok(())
     }
+}
+
+/// Of values of `size` bytes, every `step`-th from number `first` on.
+fn one_of(bytes: &[u8], size: usize, first: usize, step: usize) -> impl Iterator<Item = &[u8]> {
+    bytes.chunks_exact(size).skip(first).step_by(step)
 }
 
 fn widen(from: Float, bytes: &[u8], out: &mut [u8]) {
@@ -59,5 +76,46 @@ fn quantise(from: Float, bytes: &[u8], to: DType, out: &mut [u8]) {
             DType::Q4_0 => quantise_q4_0(&values, block),
             _ => quantise_q8_0(&values, block),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_whose_columns_take_turns_are_told_apart() {
+        // Two rows of three columns of two matrices: 1 2 3 / 4 5 6, and the same times 10.
+        let stored: Vec<u8> = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0, 5.0, 50.0, 6.0, 60.0]
+            .iter()
+            .flat_map(|value: &f32| value.to_le_bytes())
+            .collect();
+        for (of, expected) in [(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), (1, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0])] {
+            let recipe = Recipe::Interleaved { from: Float::F32, of, step: 2, columns: 3 };
+            let mut made = [0; 24];
+            recipe.make(DType::F32, 3, 0, &[&stored], &mut made).expect("the input fits");
+            assert_eq!(floats(Float::F32, &made).collect::<Vec<_>>(), expected);
+            // The second row alone.
+            recipe.make(DType::F32, 3, 1, &[&stored[24..]], &mut made[..12]).expect("half of the input fits");
+            assert_eq!(floats(Float::F32, &made[..12]).collect::<Vec<_>>(), expected[3..]);
+        }
+        let brain: Vec<u8> = stored.chunks_exact(4).flat_map(|value| [value[2], value[3]]).collect();
+        for (to, bytes) in [(DType::BF16, 12), (DType::F32, 24)] {
+            let recipe = Recipe::Interleaved { from: Float::BF16, of: 1, step: 2, columns: 3 };
+            let mut made = vec![0; bytes];
+            recipe.make(to, 3, 0, &[&brain], &mut made).expect("the input fits");
+            let from = Float::of(to).expect("a type of floats");
+            assert_eq!(floats(from, &made).collect::<Vec<_>>(), [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+        }
+        let no_such = Recipe::Interleaved { from: Float::F32, of: 2, step: 2, columns: 3 };
+        let mut padded = [1; 32];
+        let recipe = Recipe::Interleaved { from: Float::F32, of: 0, step: 2, columns: 3 };
+        recipe.make(DType::F32, 4, 0, &[&stored], &mut padded).expect("the input fits");
+        let expected = [1.0, 2.0, 3.0, 0.0, 4.0, 5.0, 6.0, 0.0];
+        assert_eq!(floats(Float::F32, &padded).collect::<Vec<_>>(), expected);
+        assert_eq!(Recipe::Zeros.make(DType::F32, 2, 0, &[], &mut padded[..8]), Ok(()));
+        assert_eq!(padded[..8], [0; 8]);
+        assert_eq!(Recipe::Zeros.make(DType::Q8_0, 32, 0, &[], &mut [0; 34]), Err(Fault::Misfit));
+        assert_eq!(no_such.make(DType::F32, 3, 0, &[&stored], &mut [0; 24]), Err(Fault::Misfit));
     }
 }

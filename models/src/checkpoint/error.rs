@@ -64,7 +64,7 @@ impl Fault {
 }
 
 /// A text of a file, short and on one line.
-pub(super) fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     const MOST: usize = 120;
     let cut: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
     let more = if text.chars().nth(MOST).is_some() { "…" } else { "" };

@@ -14,11 +14,11 @@
 
 mod config;
 mod error;
-mod folder;
+pub(crate) mod folder;
 mod forms;
 mod json;
-mod names;
-mod safetensors;
+pub(crate) mod names;
+pub(crate) mod safetensors;
 mod tensors;
 mod vocab;
 
@@ -30,6 +30,7 @@ use config::{Generation, Root, Text, written};
 use folder::{Folder, read_json, read_optional};
 use vocab::{Special, Tokenizer};
 
+pub(crate) use error::shown;
 pub use error::{CheckpointError, Fault};
 pub use folder::is_checkpoint;
 

@@ -7,6 +7,7 @@ use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
 
 use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
+use crate::adapter::{Adapter, AdapterError};
 use crate::gguf::Header;
 
 /// Why a file does not give a forward pass.
@@ -16,25 +17,45 @@ pub enum ModelError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     #[error("the declared graph is not well-formed: {0}")]
     Graph(#[from] VerifyError),
 }
 
+/// What a forward pass has beside the model's own tensors.
+#[derive(Clone, Copy, Default)]
+pub struct Beside<'a> {
+    /// Adapters that are always on, and how strong each is.
+    pub adapters: &'a [(&'a Adapter, f32)],
+    /// Where soft tokens come: the token whose row of the per-layer embeddings they take.
+    pub pad: Option<u32>,
+}
+
 /// The forward pass of the model in `file`, from token ids to logits.
 pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
-    declare(file, config, None)
+    declare(file, config, Beside::default())
 }
 
 /// The same of a model whose towers make soft tokens, which stand among the tokens of a text. Per-layer embeddings have
 /// no rows for them and take those of token `pad`.
 pub fn graph_with_soft_tokens(file: &Header, config: &Config, pad: u32) -> Result<Graph, ModelError> {
-    declare(file, config, Some(pad))
+    declare(file, config, Beside { pad: Some(pad), ..Beside::default() })
 }
 
-fn declare(file: &Header, config: &Config, soft: Option<u32>) -> Result<Graph, ModelError> {
+/// The same with all that a pass can have beside a model. The weights of adapters follow the model's own, one adapter
+/// after another.
+pub fn graph_with(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
+    declare(file, config, beside)
+}
+
+fn declare(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    forward(&mut g, config, &weights, soft);
+    for (number, (adapter, scale)) in beside.adapters.iter().enumerate() {
+        adapter.declare(number, *scale, config, &mut g)?;
+    }
+    forward(&mut g, config, &weights, beside.pad);
     Ok(g.finish()?)
 }
 

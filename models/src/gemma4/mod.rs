@@ -12,5 +12,5 @@ mod weights;
 pub use assistant::{Centroids, DrafterConfig, DrafterError, DrafterGraph, drafter, token_order};
 pub use audio::{AudioConfig, AudioError, AudioKind, AudioTower, audio_fits, audio_tower, has_audio};
 pub use config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
-pub use forward::{ModelError, graph, graph_with_soft_tokens};
+pub use forward::{Beside, ModelError, graph, graph_with, graph_with_soft_tokens};
 pub use vision::{VisionConfig, VisionError, VisionTower, fits, vision_tower};

@@ -34,10 +34,10 @@ use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{Piece, Span};
 use rayon::prelude::*;
 
+pub(crate) use error::supported_types;
 pub use error::{Fault, GgufError};
 pub use limits::{MAX_DIMS, MAX_ENTRIES};
 pub use metadata::Metadata;
-pub(crate) use error::supported_types;
 pub use types::{stored_bytes, type_name};
 pub use value::{Array, FromValue, Value, ValueType};
 pub use writer::{Body, Element, WriteError, Writer};
@@ -186,6 +186,13 @@ impl Gguf {
         Gguf { files, maps, header, notes }
     }
 
+    /// The same files with these tensors in place of their own: with distinct names, and spans in the files.
+    pub(crate) fn with_tensors(self, tensors: Vec<TensorInfo>) -> Gguf {
+        let by_name = header::sorted(&tensors, |t| &t.name).unwrap_or_default();
+        let header = Header { tensors, by_name, ..self.header };
+        Gguf { header, ..self }
+    }
+
     /// What of the files is not used, in sentences for people.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -288,7 +295,9 @@ impl Gguf {
 fn unmade(tensor: &TensorInfo, fault: RecipeFault) -> GgufError {
     let tensor = tensor.name.to_string();
     match fault {
-        RecipeFault::BadScale(bad) => GgufError::BadScale { tensor, row: bad.row, column: bad.column, scale: bad.scale },
+        RecipeFault::BadScale(bad) => {
+            GgufError::BadScale { tensor, row: bad.row, column: bad.column, scale: bad.scale }
+        }
         RecipeFault::Misfit => GgufError::Unmade { tensor },
     }
 }

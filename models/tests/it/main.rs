@@ -10,6 +10,7 @@ mod golden;
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
 
+mod adapters;
 mod audio;
 mod chat;
 mod drafter;

@@ -14,8 +14,24 @@ pub struct ModelFile {
     pub header_bytes: u64,
 }
 
+/// Adapters of a plan, at most.
+pub const MOST_ADAPTERS: usize = 64;
+
+/// An adapter that is always on: its matrices are among the plan's weights, and its products among the steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adapter {
+    /// As its file or folder is called.
+    pub name: String,
+    /// The file of its matrices: index into [`Model::files`].
+    pub file: u32,
+    /// How strong it is; 1 is as it was trained.
+    pub scale: f32,
+    /// The products that it changes.
+    pub pairs: u32,
+}
+
 /// The model's identity and the numbers a person asks for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     pub architecture: String,
     pub name: Option<String>,
@@ -28,6 +44,9 @@ pub struct Model {
     pub vocab_size: u32,
     /// The context the model was trained for.
     pub trained_context: u32,
+    /// In the order in which they are added.
+    #[serde(deserialize_with = "crate::list::at_most::<MOST_ADAPTERS, _, _>")]
+    pub adapters: Vec<Adapter>,
 }
 
 /// A stored tensor and where its bytes lie.
@@ -74,9 +93,9 @@ impl Piece {
         let fits = |(input, span): (&gemma4c_blocks::recipe::Input, &Span)| {
             input.of_rows(0, self.rows).is_some_and(|(_, bytes)| bytes == span.bytes)
         };
-        self.recipe.inputs(dtype, columns).is_some_and(|inputs| {
-            inputs.len() == self.inputs.len() && inputs.iter().zip(&self.inputs).all(fits)
-        })
+        self.recipe
+            .inputs(dtype, columns)
+            .is_some_and(|inputs| inputs.len() == self.inputs.len() && inputs.iter().zip(&self.inputs).all(fits))
     }
 }
 

@@ -11,6 +11,12 @@ use crate::{Plan, Span, Target, Weight, validate_cuda, validate_drafter, validat
 /// The first contradiction, as a sentence.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     check_weights(plan)?;
+    for adapter in &plan.model.adapters {
+        if adapter.file as usize >= plan.model.files.len() || !adapter.scale.is_finite() {
+            let (file, scale) = (adapter.file, adapter.scale);
+            return Err(format!("an adapter is in file {file} of {}, times {scale}", plan.model.files.len()));
+        }
+    }
     let program = &plan.program;
     let made = check_program(plan, program)?;
     if let Some(value) = program.values.iter().find(|v| !matches!(v.rows, RowCount::Chunk | RowCount::Asked)) {

@@ -65,6 +65,7 @@ pub fn compile(path: &Path, context: u32) -> Plan {
             hidden: config.hidden,
             vocab_size: config.vocab_size,
             trained_context: config.context,
+            adapters: Vec::new(),
         },
         target: Target::Cpu,
         weights: graph.weights.iter().zip(&tensors).map(weight).collect(),

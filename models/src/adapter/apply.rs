@@ -1,0 +1,129 @@
+//! An adapter in a forward pass: each pair is declared beside the tensor that it changes, or refused by name.
+
+use std::path::Path;
+
+use gemma4c_graph::{Builder, Delta, Weight, WeightId};
+
+use super::error::{AdapterError, Fault};
+use super::shape;
+use super::types::{Adapter, Half, Pair};
+use crate::gemma4::{Config, Keys};
+
+/// Tables of which rows are taken; the head is one of them where a model has no other.
+const TABLES: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
+
+/// The tensors that one pair changes, and the row of B that belongs to the first row of each.
+type Changed = Vec<(WeightId, u32)>;
+
+impl Adapter {
+    /// Declares all pairs, `scale` times as strong as the file says, for the products that are built from here on.
+    /// `number` tells the adapters of a model apart.
+    pub fn declare(&self, number: usize, scale: f32, config: &Config, g: &mut Builder) -> Result<(), AdapterError> {
+        let within = AdapterError::within(self.path_of_tensors());
+        for pair in &self.pairs {
+            self.declare_pair(pair, number, scale, config, g).map_err(&within)?;
+        }
+        Ok(())
+    }
+
+    /// The file that its tensors are in, for messages.
+    fn path_of_tensors(&self) -> &Path {
+        self.file.files().first().map_or(&self.path, |file| &file.path)
+    }
+
+    fn declare_pair(
+        &self,
+        pair: &Pair,
+        number: usize,
+        scale: f32,
+        config: &Config,
+        g: &mut Builder,
+    ) -> Result<(), Fault> {
+        let of = |half: &Half| {
+            let tensor = self.file.tensor(&half.tensor).ok_or_else(|| Fault::tensor(&half.called, "is missing"))?;
+            let dims = shape::matrix(&half.called, tensor.dims())?;
+            let dtype = tensor.dtype().map_err(|error| Fault::NotAdapter(error.to_string()))?;
+            Ok((dims, dtype))
+        };
+        let ((a_dims, a_type), (b_dims, b_type)) = (of(&pair.a)?, of(&pair.b)?);
+        let ([inputs, rank, experts], [_, outputs, _]) = (a_dims, b_dims);
+        let (changed, [of_inputs, of_outputs, of_experts]) = changed(pair, config, g)?;
+        let model = |what: &[u64]| format!("and {} of the model is {what:?}", pair.target);
+        let of_model = [of_inputs, of_outputs, of_experts];
+        let shown = if of_experts == 1 { &of_model[..2] } else { &of_model[..] };
+        for (half, found, expected, what) in
+            [(&pair.a, inputs, of_inputs, "inputs"), (&pair.b, outputs, of_outputs, "outputs")]
+        {
+            if found != expected {
+                return Err(Fault::tensor(&half.called, format!("has {found} {what}, {}", model(shown))));
+            }
+        }
+        if experts != of_experts {
+            return Err(Fault::tensor(&pair.a.called, format!("is for {experts} experts, {}", model(shown))));
+        }
+        let whole = |dims: [u64; 3]| if of_experts == 1 { dims[..2].to_vec() } else { dims.to_vec() };
+        let numbered = |name: &str| if number == 0 { name.to_owned() } else { format!("{name}.{}", number + 1) };
+        let a = g.weight(&numbered(&format!("{}.lora_a", pair.target)), a_type, &whole(a_dims));
+        let b = g.weight(&numbered(&format!("{}.lora_b", pair.target)), b_type, &whole(b_dims));
+        let factor = pair.factor * scale;
+        if rank == 0 || !factor.is_finite() {
+            return Err(Fault::tensor(&pair.a.called, format!("is multiplied by {factor}")));
+        }
+        for (weight, first) in changed {
+            g.adapt(weight, Delta { a, b, factor, first });
+        }
+        Ok(())
+    }
+}
+
+/// What a pair changes, and the dimensions of all of it together.
+fn changed(pair: &Pair, config: &Config, g: &Builder) -> Result<(Changed, [u64; 3]), Fault> {
+    let refused = |why: String| Err(Fault::tensor(&pair.a.called, why));
+    if TABLES.contains(&pair.target.as_str()) {
+        return refused(format!("changes {}, a table of embeddings, which is not supported", pair.target));
+    }
+    if let Some((id, weight)) = g.find_weight(&pair.target) {
+        return match of_matrix(weight) {
+            Some(dims) => Ok((vec![(id, 0)], dims)),
+            None => refused(format!("changes {}, which is no matrix: only products are adapted", pair.target)),
+        };
+    }
+    // Gate and up may be stacked in the adapter and apart in the model.
+    let apart = pair.target.strip_suffix("ffn_gate_up_exps.weight").map(|layer| {
+        ["ffn_gate_exps.weight", "ffn_up_exps.weight"].map(|name| g.find_weight(&format!("{layer}{name}")))
+    });
+    if let Some([Some((gate, weight)), Some((up, _))]) = apart
+        && let Some([inputs, outputs, experts]) = of_matrix(weight)
+    {
+        return Ok((vec![(gate, 0), (up, outputs as u32)], [inputs, 2 * outputs, experts]));
+    }
+    refused(absent(&pair.target, config))
+}
+
+fn of_matrix(weight: &Weight) -> Option<[u64; 3]> {
+    match *weight.dims {
+        [inputs, outputs] => Some([inputs, outputs, 1]),
+        [inputs, outputs, experts] => Some([inputs, outputs, experts]),
+        _ => None,
+    }
+}
+
+/// Why the model's forward pass has no such tensor.
+fn absent(target: &str, config: &Config) -> String {
+    let of_layer = target.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let Some((Ok(number), rest)) = of_layer.map(|(layer, rest)| (layer.parse::<usize>(), rest)) else {
+        return format!("is for {}, which the model does not have", crate::checkpoint::shown(target));
+    };
+    let Some(layer) = config.layers.get(number) else {
+        return format!("is for layer {number}: the model has {}, counted from 0", config.layers.len());
+    };
+    match (rest, layer.attention.keys) {
+        ("attn_k.weight" | "attn_v.weight", Keys::SharedWith { donor }) => {
+            format!("is for layer {number}, which has no keys of its own: it takes those of layer {donor}")
+        }
+        ("attn_v.weight", Keys::ValuesFromKeys) => {
+            format!("is for layer {number}, which has no value projection: its values are its keys")
+        }
+        _ => format!("is for {}, which the model does not have", crate::checkpoint::shown(target)),
+    }
+}

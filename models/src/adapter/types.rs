@@ -1,0 +1,41 @@
+//! An adapter whose pairs are known by the names of a model's tensors.
+
+use std::path::PathBuf;
+
+use crate::gguf::{Gguf, TensorInfo};
+
+/// One pair of an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pair {
+    /// The model's tensor, by its name in a GGUF file.
+    pub target: String,
+    /// Its tensors in the adapter's file: names in [`Adapter::file`], and what the file itself calls them.
+    pub a: Half,
+    pub b: Half,
+    /// What the product is multiplied by, as the file says it.
+    pub factor: f32,
+}
+
+/// One of a pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Half {
+    pub tensor: String,
+    pub called: String,
+}
+
+/// An adapter for a model.
+pub struct Adapter {
+    /// As it was given.
+    pub path: PathBuf,
+    /// Where its tensors are.
+    pub file: Gguf,
+    pub pairs: Vec<Pair>,
+}
+
+impl Adapter {
+    /// Its tensors in the order in which [`Adapter::declare`] declares them.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        let halves = self.pairs.iter().flat_map(|pair| [&pair.a, &pair.b]);
+        halves.filter_map(|half| self.file.tensor(&half.tensor))
+    }
+}
