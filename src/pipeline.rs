@@ -96,14 +96,20 @@ impl Files {
             let given = options.adapters.len();
             return Err(Error::Option(format!("--lora is given {given} times: a plan has at most {MOST_ADAPTERS}")));
         }
-        let adapters = options.adapters.iter().map(|at| Files::open_adapter(at, &text, !options.gpus.is_empty()));
+        let adapters = options.adapters.iter().enumerate();
+        let adapters = adapters.map(|at| Files::open_adapter(at, &text, !options.gpus.is_empty()));
         let adapters = adapters.collect::<Result<_, Error>>()?;
         Ok(Files { text, adapters, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
     }
 
-    /// An adapter for a model. For a GPU, which multiplies groups of 32 values, it has such a rank.
-    pub fn open_adapter(at: &AdapterAt, text: &Source, for_gpu: bool) -> Result<(Adapter, f32), Error> {
-        let adapter = adapter::read(&at.path)?.of_model(&Config::read(text)?)?;
+    /// An adapter for a model, and which of its adapters it is. For a GPU, which multiplies groups of 32 values, it has
+    /// such a rank.
+    pub fn open_adapter(
+        (number, at): (usize, &AdapterAt),
+        text: &Source,
+        for_gpu: bool,
+    ) -> Result<(Adapter, f32), Error> {
+        let adapter = adapter::read(&at.path)?.of_model(&Config::read(text)?)?.numbered(number);
         Ok((if for_gpu { adapter.padded() } else { adapter }, at.scale))
     }
 

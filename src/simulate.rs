@@ -102,12 +102,12 @@ fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     let text = open(0)?;
     let parts = text.file().map_or(1, |file| file.files().len());
     let projector = (!plan.towers.is_empty()).then_some(parts + plan.model.adapters.len());
-    let adapter = |adapter: &Adapter| {
+    let adapter = |(number, adapter): (usize, &Adapter)| {
         let path = paths.get(adapter.file as usize);
         let path = path.ok_or_else(|| Error::Option(format!("file {} is missing", adapter.file)))?.clone();
-        Files::open_adapter(&AdapterAt { path, scale: adapter.scale }, &text, true)
+        Files::open_adapter((number, &AdapterAt { path, scale: adapter.scale }), &text, true)
     };
-    let adapters = plan.model.adapters.iter().map(adapter).collect::<Result<_, Error>>()?;
+    let adapters = plan.model.adapters.iter().enumerate().map(adapter).collect::<Result<_, Error>>()?;
     let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);
     Ok(Files { text, adapters, projector: projector.map(open).transpose()?, drafter: drafter.map(open).transpose()? })
 }

@@ -17,11 +17,10 @@ type Changed = Vec<(WeightId, u32)>;
 
 impl Adapter {
     /// Declares all pairs, `scale` times as strong as the file says, for the products that are built from here on.
-    /// `number` tells the adapters of a model apart.
-    pub fn declare(&self, number: usize, scale: f32, config: &Config, g: &mut Builder) -> Result<(), AdapterError> {
+    pub fn declare(&self, scale: f32, config: &Config, g: &mut Builder) -> Result<(), AdapterError> {
         let within = AdapterError::within(self.path_of_tensors());
         for pair in &self.pairs {
-            self.declare_pair(pair, number, scale, config, g).map_err(&within)?;
+            self.declare_pair(pair, scale, config, g).map_err(&within)?;
         }
         Ok(())
     }
@@ -31,14 +30,7 @@ impl Adapter {
         self.file.files().first().map_or(&self.path, |file| &file.path)
     }
 
-    fn declare_pair(
-        &self,
-        pair: &Pair,
-        number: usize,
-        scale: f32,
-        config: &Config,
-        g: &mut Builder,
-    ) -> Result<(), Fault> {
+    fn declare_pair(&self, pair: &Pair, scale: f32, config: &Config, g: &mut Builder) -> Result<(), Fault> {
         let of = |half: &Half| {
             let tensor = self.file.tensor(&half.tensor).ok_or_else(|| Fault::tensor(&half.called, "is missing"))?;
             let dims = shape::matrix(&half.called, tensor.dims())?;
@@ -62,9 +54,8 @@ impl Adapter {
             return Err(Fault::tensor(&pair.a.called, format!("is for {experts} experts, {}", model(shown))));
         }
         let whole = |dims: [u64; 3]| if of_experts == 1 { dims[..2].to_vec() } else { dims.to_vec() };
-        let numbered = |name: &str| if number == 0 { name.to_owned() } else { format!("{name}.{}", number + 1) };
-        let a = g.weight(&numbered(&format!("{}.lora_a", pair.target)), a_type, &whole(a_dims));
-        let b = g.weight(&numbered(&format!("{}.lora_b", pair.target)), b_type, &whole(b_dims));
+        let a = g.weight(&pair.a.tensor, a_type, &whole(a_dims));
+        let b = g.weight(&pair.b.tensor, b_type, &whole(b_dims));
         let factor = pair.factor * scale;
         if rank == 0 || !factor.is_finite() {
             return Err(Fault::tensor(&pair.a.called, format!("is multiplied by {factor}")));

@@ -33,6 +33,21 @@ pub struct Adapter {
 }
 
 impl Adapter {
+    /// The same with the names of its tensors told apart from those of the adapters before it, which are `number`.
+    pub fn numbered(self, number: usize) -> Adapter {
+        if number == 0 {
+            return self;
+        }
+        let Adapter { path, file, mut pairs } = self;
+        let mut tensors = Vec::new();
+        for half in pairs.iter_mut().flat_map(|pair| [&mut pair.a, &mut pair.b]) {
+            let name = format!("{}.{}", half.tensor, number + 1);
+            tensors.extend(file.tensor(&half.tensor).map(|tensor| tensor.renamed(&name)));
+            half.tensor = name;
+        }
+        Adapter { path, file: file.with_tensors(tensors), pairs }
+    }
+
     /// Its tensors in the order in which [`Adapter::declare`] declares them.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         let halves = self.pairs.iter().flat_map(|pair| [&pair.a, &pair.b]);

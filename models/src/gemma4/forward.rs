@@ -52,8 +52,8 @@ pub fn graph_with(file: &Header, config: &Config, beside: Beside<'_>) -> Result<
 fn declare(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    for (number, (adapter, scale)) in beside.adapters.iter().enumerate() {
-        adapter.declare(number, *scale, config, &mut g)?;
+    for (adapter, scale) in beside.adapters {
+        adapter.declare(*scale, config, &mut g)?;
     }
     forward(&mut g, config, &weights, beside.pad);
     Ok(g.finish()?)

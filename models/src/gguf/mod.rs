@@ -98,6 +98,11 @@ impl TensorInfo {
         TensorInfo { name: name.into(), dims: all, rank, ggml_type, file: 0, offset: 0, len, pieces, presented }
     }
 
+    /// The same under another name.
+    pub(crate) fn renamed(&self, name: &str) -> TensorInfo {
+        TensorInfo { name: name.into(), ..self.clone() }
+    }
+
     /// All bytes of files that its data depends on.
     pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
         let itself = Span { file: self.file as u32, offset: self.offset, bytes: self.len };
