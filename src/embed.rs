@@ -6,9 +6,9 @@ use std::path::Path;
 
 use gemma4c_codegen::cuda::image;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::{Plan, Weight};
 use gemma4c_plan::cuda::Region;
 use gemma4c_plan::embedded::{Embedded, Summing, host_start, same_layout};
+use gemma4c_plan::{Plan, Weight};
 
 use crate::error::Error;
 use crate::files;
@@ -24,6 +24,9 @@ pub fn write(plan: &mut Plan, models: &[&Gguf], path: &Path, progress: &mut dyn 
             "--embed-weights: {why}; one image of the weights must serve all GPUs of a plan, so compile for one of them"
         )));
     }
+    // What is made of pieces says by them where it is, until the plan has it as it is.
+    let file_of = |weight: &Weight| weight.spans().next().map_or(weight.file, |span| span.file);
+    let from: Vec<u32> = plan.weights.iter().map(file_of).collect();
     Embedded::prepare(plan).ok_or_else(too_large)?;
     let own = plan.to_bytes()?;
     let start = Embedded::start(own.len() as u64);
@@ -32,7 +35,7 @@ pub fn write(plan: &mut Plan, models: &[&Gguf], path: &Path, progress: &mut dyn 
     // What it says of the weights is not known yet, but how long it is.
     file.seek(SeekFrom::Start(start)).map_err(Error::write(path))?;
     let mut weights = Weights { file: &mut file, summing: Summing::default(), done: 0, total, progress };
-    write_weights(plan, models, &mut weights, path)?;
+    write_weights(plan, (models, &from), &mut weights, path)?;
     let (done, sums) = (weights.done, weights.summing.finish());
     if done != total {
         return Err(Error::Option(format!("{done} bytes of weights were written, {total} were planned")));
@@ -54,26 +57,29 @@ fn too_large() -> Error {
     Error::Option("the weights are larger than any file".into())
 }
 
-fn write_weights(plan: &Plan, models: &[&Gguf], out: &mut Weights<'_>, path: &Path) -> Result<(), Error> {
+/// Writes the plan's weights, each from a file of these models.
+fn write_weights(
+    plan: &Plan,
+    (models, from): (&[&Gguf], &[u32]),
+    out: &mut Weights<'_>,
+    path: &Path,
+) -> Result<(), Error> {
     let of_files: Vec<&Gguf> = models.iter().flat_map(|model| model.files().iter().map(move |_| *model)).collect();
-    let bytes = |weight: &Weight| -> Result<Cow<'_, [u8]>, Error> {
-        // What is made of pieces says by them where it is.
-        let file = weight.spans().next().map_or(weight.file, |span| span.file);
+    let bytes = |index: usize| -> Result<Cow<'_, [u8]>, Error> {
+        let (weight, file) = (&plan.weights[index], from[index]);
         let missing = || Error::Option(format!("tensor {} of file {file} is missing", weight.name));
         let model = of_files.get(file as usize).ok_or_else(missing)?;
         Ok(model.bytes(model.tensor(&weight.name).ok_or_else(missing)?)?)
     };
     let Some(cuda) = &plan.cuda else {
-        for weight in &plan.weights {
-            let bytes = bytes(weight)?;
+        for (index, weight) in plan.weights.iter().enumerate() {
+            let bytes = bytes(index)?;
             out.zeros_to(weight.offset).and_then(|()| out.write_all(&bytes)).map_err(Error::write(path))?;
         }
         return Ok(());
     };
     let program = &cuda.program;
-    let tensor = |weight: gemma4c_plan::WeightId| {
-        bytes(&plan.weights[weight.index()]).map_err(|error| error.to_string())
-    };
+    let tensor = |weight: gemma4c_plan::WeightId| bytes(weight.index()).map_err(|error| error.to_string());
     image::write_region(program, &plan.weights, Region::Weights, &tensor, out).map_err(Error::within(path))?;
     if program.memory.host > 0 {
         out.zeros_to(host_start(program).ok_or_else(too_large)?).map_err(Error::write(path))?;
