@@ -12,7 +12,7 @@ use crate::gguf::{Gguf, TensorInfo};
 
 /// The two endings, A's first.
 const ENDINGS: [&str; 2] = [".lora_a", ".lora_b"];
-/// A number behind the file's name; no pair has a larger rank.
+/// No alpha that was trained with is larger.
 const MOST_ALPHA: f32 = 1e9;
 
 /// A GGUF adapter.
@@ -53,7 +53,7 @@ impl FromGguf {
             return Err(within(Fault::setting(activated, why)));
         }
         let alpha = meta.f32("adapter.lora.alpha")?;
-        if !(alpha.abs() <= MOST_ALPHA) {
+        if alpha.is_nan() || alpha.abs() > MOST_ALPHA {
             let why = format!("is {alpha}, expected a number up to {MOST_ALPHA}");
             return Err(within(Fault::setting("adapter.lora.alpha", why)));
         }

@@ -38,8 +38,8 @@ use peft::{FromPeft, is_peft};
 
 /// An adapter as it is stored, before it is known which model it is for.
 pub enum Stored {
-    Gguf(FromGguf),
-    Peft(FromPeft),
+    Gguf(Box<FromGguf>),
+    Peft(Box<FromPeft>),
 }
 
 /// Whether what is at a path is an adapter, however it was named: a folder of PEFT or one of its files, a GGUF file that
@@ -52,8 +52,8 @@ pub fn is_adapter(path: &Path) -> bool {
 /// Reads what is at a path: a GGUF file, a folder of PEFT, or one of its two files.
 pub fn read(path: &Path) -> Result<Stored, AdapterError> {
     Ok(match is_peft(path) {
-        true => Stored::Peft(FromPeft::read(path)?),
-        false => Stored::Gguf(FromGguf::read(path)?),
+        true => Stored::Peft(Box::new(FromPeft::read(path)?)),
+        false => Stored::Gguf(Box::new(FromGguf::read(path)?)),
     })
 }
 

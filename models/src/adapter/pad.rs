@@ -16,9 +16,9 @@ impl Adapter {
     pub fn padded(self) -> Adapter {
         let Adapter { path, file, pairs } = self;
         let of_pair = |pair: &Pair| {
-            let [a, b] = [&pair.a, &pair.b].map(|half| file.tensor(&half.tensor).cloned());
+            let [a, b] = [&pair.a, &pair.b].map(|half| file.tensor(&half.tensor));
             let (a, b) = (a?, b?);
-            Some(padded(&a, &b).map_or_else(|| [a.clone(), b.clone()], |padded| padded))
+            Some(padded(a, b).unwrap_or_else(|| [a.clone(), b.clone()]))
         };
         let tensors = pairs.iter().filter_map(of_pair).flatten().collect();
         Adapter { path, file: file.with_tensors(tensors), pairs }
