@@ -1,5 +1,5 @@
-//! Adapters whose bytes or settings are changed at random: each is applied whole or refused with one sentence, without a
-//! panic, and with no more memory than the file and some megabytes.
+//! Adapters whose bytes or settings are changed at random: each is applied whole or refused with one sentence, without
+//! a panic, and with no more memory than the file and some megabytes.
 //!
 //! `GEMMA4C_EXHAUSTIVE=1` tries 2,000 of them.
 
