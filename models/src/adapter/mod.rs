@@ -42,7 +42,8 @@ pub enum Stored {
     Peft(Box<FromPeft>),
 }
 
-/// Whether what is at a path is an adapter: a folder of PEFT or one of its files, a GGUF file that says so. One that cannot be opened is none.
+/// Whether what is at a path is an adapter: a folder of PEFT or one of its files, a GGUF file that says so.
+/// One that cannot be opened is none.
 pub fn is_adapter(path: &Path) -> bool {
     let says_so = |file: Gguf| file.metadata().str("general.type").is_ok_and(|kind| kind == "adapter");
     peft::is_there(path) || path.is_file() && Gguf::open(path).is_ok_and(says_so)
