@@ -1,9 +1,9 @@
 //! Adapters as PEFT saves them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! Tensors are named by modules, each with `lora_A` `[rank, inputs]` and `lora_B` `[outputs, rank]`, which is how a
-//! GGUF file has them. Experts are stacked otherwise: an A holds the experts' rows behind each other, and the columns of
-//! a B take turns, one of each expert. Whether such a pair changes gate and up or down is told by its shape: the modules'
-//! names do not say it.
+//! GGUF file has them. Experts are stacked otherwise: an A holds the experts' rows behind each other, and the columns
+//! of a B take turns, one of each expert. Whether such a pair changes gate and up or down is told by its shape: the
+//! modules' names do not say it.
 
 use std::path::{Path, PathBuf};
 
