@@ -27,10 +27,10 @@ use std::sync::Arc;
 use gemma4c_blocks::DType;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 
+pub(crate) use error::supported_types;
 pub use error::{Fault, GgufError};
 pub use limits::{MAX_DIMS, MAX_ENTRIES};
 pub use metadata::Metadata;
-pub(crate) use error::supported_types;
 pub use types::{stored_bytes, type_name};
 pub use value::{Array, FromValue, Value, ValueType};
 pub use writer::{Body, Element, WriteError, Writer};
