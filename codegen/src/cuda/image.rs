@@ -179,6 +179,8 @@ enum How {
     Copy { from: usize },
     /// Bits that move, one element after the other.
     Bits { mask: u8, moves: Vec<Move> },
+    /// The same of unsigned floats, without their upper bit; what would be no number is zero.
+    Unsigned { from: usize },
     /// Eight scales and minima of 6 bits each.
     Packed6 { at: usize },
     /// Eight scales of 4 and 2 bits, less 32.
@@ -199,6 +201,8 @@ impl Repack {
         let (bytes, how) = match content {
             Content::Verbatim => (layout.bytes, How::Copy { from: 0 }),
             Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
+            Content::Bytes { offset, count } => (count, How::Copy { from: offset }),
+            Content::UnsignedFloats { offset, count } => (count, How::Unsigned { from: offset }),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
             Content::Bits { from, to } => {
@@ -234,6 +238,11 @@ impl Repack {
                     to.fill(0);
                     for m in moves {
                         to[m.to as usize] |= (block[m.from as usize] >> m.from_shift & mask) << m.to_shift;
+                    }
+                }
+                How::Unsigned { from } => {
+                    for (to, code) in to.iter_mut().zip(&block[*from..]) {
+                        *to = if code & 0x7f == 0x7f { 0 } else { code & 0x7f };
                     }
                 }
                 How::Packed6 { at } => {

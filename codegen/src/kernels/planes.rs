@@ -15,8 +15,9 @@
 //! range of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the
 //! oracle of the kernels that repack and multiply.
 
+use gemma4c_blocks::narrow::fp8_to_f32;
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
-use gemma4c_dsl::{ElementType, F16, Float};
+use gemma4c_dsl::{BF16, ElementType, F16, Float};
 
 use super::matvec::formats::no_kernels;
 
@@ -34,6 +35,11 @@ pub enum Content {
     Bits { from: Plane, to: Plane },
     /// `count` 16-bit fields, at `offset` of every block.
     Halves { offset: usize, count: usize },
+    /// `count` bytes, at `offset` of every block.
+    Bytes { offset: usize, count: usize },
+    /// `count` unsigned floats of 8 bits (e4m3), at `offset` of every block, without the bit that counts for nothing; the
+    /// code that would be no number becomes zero, which it stands for.
+    UnsignedFloats { offset: usize, count: usize },
     /// A scale and a minimum of 6 bits, as two bytes for each group of 32.
     Packed6 { packed: usize },
     /// A 6-bit scale less 32, as one signed byte for each group of 32.
@@ -106,7 +112,20 @@ pub fn planes(dtype: DType) -> Vec<WeightPlane> {
     let with_minimum = if layout.minimum == Minimum::Zero { 1 } else { 2 };
     match layout.scale {
         Scale::One => {}
-        Scale::Half { offset } => planes.push(halves("scales", layout.len, offset, with_minimum)),
+        Scale::Half { offset } | Scale::Brain { offset } => {
+            planes.push(halves("scales", layout.len, offset, with_minimum));
+        }
+        // A word, as two halves.
+        Scale::Single { offset } => planes.push(halves("scales", layout.len, offset, 2)),
+        Scale::Exponent { offset } => {
+            let content = Content::Bytes { offset, count: 1 };
+            planes.push(WeightPlane { name: "scales", bytes: 1, per: GROUP, content });
+        }
+        Scale::Floats16 { single, bytes } => {
+            let content = Content::UnsignedFloats { offset: bytes, count: layout.len / 16 };
+            planes.push(WeightPlane { name: "scales", bytes: 2, per: GROUP, content });
+            planes.push(halves("supers", layout.len, single, 2));
+        }
         Scale::Packed6 { half, packed } => {
             planes.push(WeightPlane { name: "scales", bytes: 2, per: GROUP, content: Content::Packed6 { packed } });
             planes.push(halves("supers", layout.len, half, with_minimum));
@@ -210,15 +229,23 @@ impl Repacked {
             Scale::Packed6 { .. } => half_of(supers(), 0) * f32::from(scales()[0]),
             Scale::Bytes16 { .. } => half_of(supers(), 0) * f32::from(scales()[i % GROUP / 16] as i8),
             Scale::Split6 { .. } => half_of(supers(), 0) * f32::from(scales()[0] as i8),
+            Scale::Brain { .. } => brain_of(scales()),
+            Scale::Single { .. } => single_of(scales()),
+            Scale::Exponent { .. } => f32::powi(2.0, i32::from(scales()[0]) - 128),
+            Scale::Floats16 { .. } => single_of(supers()) * (fp8_to_f32(scales()[i % GROUP / 16]) * 0.5),
             _ => no_kernels(self.dtype),
         };
+        if let Codes::E4M3 { .. } = layout.codes {
+            return scale * fp8_to_f32(self.field("codes", row, i)[i % GROUP]);
+        }
         let scaled = scale * self.code(row, i) as f32;
         // As in the blocks: without a minimum nothing is added, so that -0.0 stays.
         match layout.minimum {
             Minimum::Zero => scaled,
             Minimum::Half { .. } => scaled + half_of(scales(), 1),
             Minimum::Packed6 { .. } => scaled + -(half_of(supers(), 1) * f32::from(scales()[1])),
-            Minimum::HighNibbles16 { .. } | Minimum::ZeroPoint { .. } => no_kernels(self.dtype),
+            Minimum::ZeroPoint { .. } => scaled + -(scale * f32::from(u16::from_le_bytes([scales()[2], scales()[3]]))),
+            Minimum::HighNibbles16 { .. } => no_kernels(self.dtype),
         }
     }
 
@@ -230,6 +257,14 @@ impl Repacked {
 
 fn half_of(field: &[u8], index: usize) -> f32 {
     F16::from_bits(u16::from_le_bytes([field[2 * index], field[2 * index + 1]])).to_f32()
+}
+
+fn brain_of(field: &[u8]) -> f32 {
+    BF16::from_bits(u16::from_le_bytes([field[0], field[1]])).to_f32()
+}
+
+fn single_of(field: &[u8]) -> f32 {
+    f32::from_le_bytes([field[0], field[1], field[2], field[3]])
 }
 
 /// What one block gives to a plane.
@@ -247,6 +282,11 @@ fn repack_block(layout: &Layout, content: Content, block: &[u8]) -> Vec<u8> {
             out
         }
         Content::Halves { offset, count } => block[offset..offset + 2 * count].to_vec(),
+        Content::Bytes { offset, count } => block[offset..offset + count].to_vec(),
+        Content::UnsignedFloats { offset, count } => {
+            let unsigned = |code: &u8| if code & 0x7f == 0x7f { 0 } else { code & 0x7f };
+            block[offset..offset + count].iter().map(unsigned).collect()
+        }
         Content::Packed6 { packed } => {
             let s = &block[packed..packed + 12];
             let first = |k: usize| [s[k] & 63, s[k + 4] & 63];
