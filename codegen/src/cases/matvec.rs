@@ -7,6 +7,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use super::quantise::{Int8, activations, with_fine_codes};
 use super::simulated;
 use crate::kernels::NORM_EPSILON;
+use crate::kernels::formats::packing::Packing;
 use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::shape::lanes;
@@ -40,8 +41,12 @@ fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
         (Content::Verbatim, DType::BF16) => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
         (Content::Verbatim, _) => HALVES,
         (Content::Bits { .. }, _) => ANY,
+        (Content::Packed(Packing::ScalesQ3K), _) => (0x1f1f_1f1f_1f1f_1f1f, 0),
+        (Content::Packed(Packing::ScalesIQ3S), _) => (0x1eff_1eff_1eff_1eff, 0x0100_0100_0100_0100),
+        (Content::Packed(_), _) => ANY,
         (Content::Halves { .. }, _)
-            if matches!(dtype.layout().scale, Scale::Bytes16 { .. }) && plane.name == "scales" =>
+            if matches!(dtype.layout().scale, Scale::Bytes16 { .. } | Scale::LowNibbles16 { .. })
+                && plane.name == "scales" =>
         {
             ANY
         }
@@ -52,6 +57,7 @@ fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
             Scale::Single { .. } | Scale::Floats16 { .. } => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
             _ => HALVES,
         },
+        (Content::Bytes { .. }, _) if !matches!(dtype.layout().scale, Scale::Exponent { .. }) => ANY,
         (Content::Bytes { .. }, _) => (0x0303_0303_0303_0303, 0x7474_7474_7474_7474),
         (Content::UnsignedFloats { .. }, _) => (0x3f3f_3f3f_3f3f_3f3f, 0),
         (Content::Packed6 { .. }, _) => (0x3f3f_3f3f_3f3f_3f3f, 0),

@@ -12,6 +12,7 @@ use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use gemma4c_plan::{Weight, WeightId};
 use rayon::prelude::*;
 
+use crate::kernels::formats::packing::Packing;
 use crate::kernels::planes::{Content, GROUP};
 use crate::kernels::repack::repacks;
 
@@ -185,6 +186,8 @@ enum How {
     Packed6 { at: usize },
     /// Eight scales of 4 and 2 bits, less 32.
     Split6 { high: usize, low: usize },
+    /// Words put together from several fields.
+    Packed(Packing),
 }
 
 /// From a byte and a place in it to another.
@@ -203,6 +206,7 @@ impl Repack {
             Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
             Content::Bytes { offset, count } => (count, How::Copy { from: offset }),
             Content::UnsignedFloats { offset, count } => (count, How::Unsigned { from: offset }),
+            Content::Packed(packing) => (4 * packing.words(), How::Packed(packing)),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
             Content::Bits { from, to } => {
@@ -245,6 +249,7 @@ impl Repack {
                         *to = if code & 0x7f == 0x7f { 0 } else { code & 0x7f };
                     }
                 }
+                How::Packed(packing) => to.copy_from_slice(&packing.pack(block)),
                 How::Packed6 { at } => {
                     let s = &block[*at..at + 12];
                     for (k, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {

@@ -9,6 +9,7 @@ use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use super::formats::packing::packed_word;
 use super::planes::{Content, GROUP, WeightPlane, planes};
 use super::values::{packed6, plane_bits};
 
@@ -117,6 +118,19 @@ fn repacked_bytes(block_bytes: u32, offset: usize, count: usize, unsigned: bool)
         .build()
 }
 
+/// Words put together from several fields of a block: those of the packing KIND, of which a block of 256 values has WORDS.
+#[kernel(block = THREADS)]
+pub fn repack_words<const THREADS: u32, const BYTES: u32, const WORDS: u32, const KIND: u32>(
+    blocks: Weights<u8>,
+    out: Output<u32>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        out[at] = packed_word(blocks.offset((at / WORDS) as u64 * BYTES as u64), at % WORDS);
+    }
+}
+
 /// How one plane of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of
 /// its `out`.
 #[derive(Clone, Debug)]
@@ -163,6 +177,10 @@ fn repack(layout: &Layout, plane: WeightPlane) -> Result<Option<Repack>, Instanc
         }
         Content::Bytes { offset, count } => (repacked_bytes(bytes, offset, count, false)?, 1),
         Content::UnsignedFloats { offset, count } => (repacked_bytes(bytes, offset, count, true)?, 1),
+        Content::Packed(packing) => {
+            let (words, kind) = (packing.words() as u32, packing.number());
+            (repack_words::Chosen { THREADS: BLOCK_THREADS, BYTES: bytes, WORDS: words, KIND: kind }.build()?, 4)
+        }
         Content::Packed6 { packed } => {
             (repack_packed6::Chosen { THREADS: BLOCK_THREADS, BYTES: bytes, AT: packed as u32 }.build()?, 2)
         }

@@ -11,8 +11,11 @@
 
 pub mod description;
 pub mod factors;
+mod grids;
 mod nibbles;
+pub mod packing;
 pub mod pieces;
+mod two_bits;
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{DeviceDef, Filled};
@@ -44,15 +47,33 @@ pub struct Picked {
 pub fn of(dtype: DType) -> Option<Kernels> {
     match dtype {
         DType::I4 => Some(nibbles::i4()),
+        DType::Q2K => Some(two_bits::q2_k()),
+        DType::Q3K => Some(two_bits::q3_k()),
+        DType::I2 => Some(two_bits::i2()),
+        DType::IQ2XXS => Some(grids::iq2_xxs()),
+        DType::IQ2XS => Some(grids::iq2_xs()),
+        DType::IQ2S => Some(grids::iq2_s()),
+        DType::IQ3XXS => Some(grids::iq3_xxs()),
+        DType::IQ3S => Some(grids::iq3_s()),
         _ => None,
     }
 }
 
 /// The arguments of the `side_*` function of a type, from the memory of each of its planes.
 pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Option<Filled<M>> {
-    let scales = || plane("scales");
+    let (high, scales, supers) = (|| plane("high"), || plane("scales"), || plane("supers"));
     Some(match dtype {
         DType::I4 => pieces::side_half::Arguments { scales: scales() }.into(),
+        DType::Q2K => two_bits::side_q2_k::Arguments { scales: scales(), supers: supers() }.into(),
+        DType::Q3K => {
+            two_bits::side_with_high::Arguments { high: high(), scales: scales(), supers: supers() }.into()
+        }
+        DType::I2 => two_bits::side_i2::Arguments { scales: scales() }.into(),
+        DType::IQ2XXS => grids::side_iq2_xxs::Arguments { scales: scales(), supers: supers() }.into(),
+        DType::IQ2XS => grids::side_iq2_xs::Arguments { scales: scales(), supers: supers() }.into(),
+        DType::IQ2S => grids::side_iq2_s::Arguments { scales: scales(), supers: supers() }.into(),
+        DType::IQ3XXS => grids::side_iq3_xxs::Arguments { high: high(), scales: scales() }.into(),
+        DType::IQ3S => grids::side_iq3_s::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         _ => return None,
     })
 }
@@ -61,6 +82,14 @@ pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Op
 pub fn value_arguments<M>(dtype: DType, tensor: M) -> Option<Filled<M>> {
     Some(match dtype {
         DType::I4 => nibbles::value_i4::Arguments { tensor }.into(),
+        DType::Q2K => two_bits::value_q2_k::Arguments { tensor }.into(),
+        DType::Q3K => two_bits::value_q3_k::Arguments { tensor }.into(),
+        DType::I2 => two_bits::value_i2::Arguments { tensor }.into(),
+        DType::IQ2XXS => grids::value_iq2_xxs::Arguments { tensor }.into(),
+        DType::IQ2XS => grids::value_iq2_xs::Arguments { tensor }.into(),
+        DType::IQ2S => grids::value_iq2_s::Arguments { tensor }.into(),
+        DType::IQ3XXS => grids::value_iq3_xxs::Arguments { tensor }.into(),
+        DType::IQ3S => grids::value_iq3_s::Arguments { tensor }.into(),
         _ => return None,
     })
 }

@@ -178,7 +178,7 @@ pub fn decode_block<const UNIT: u32, const BF: bool>(ring: GemmRing, left: &mut 
 
 /// The left operands of all products of a step, of a type that is not RAW: lane s has unit s and, where units have 16
 /// values, s + 4. A collective of the warp.
-#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+#[device(narrow(decode_narrow_and_exchange), slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
 pub fn decode_and_exchange<const UNIT: u32>(
     ring: GemmRing,
     sides: &Regs<U32x4>,
@@ -201,6 +201,32 @@ pub fn decode_and_exchange<const UNIT: u32>(
                     let product = if UNIT == 32 { s * 2 + part / 2 } else { l * 4 + s };
                     left[product * 4 + part % 2 * 2 + i] = word_in(eight, s);
                 }
+            }
+        }
+    }
+}
+
+/// The same of units of 8 bytes: lane s has unit s.
+#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+pub fn decode_narrow_and_exchange<const UNIT: u32>(
+    ring: GemmRing,
+    sides: &Regs<U32x4>,
+    rows: U32x2,
+    left: &mut Regs<u32>,
+    step: u32,
+    k: u32,
+) {
+    #[unroll]
+    for i in 0u32..2 {
+        let two = load::<U32x2>(ring.codes, i * 8 * row_words(UNIT));
+        let codes = u32x4(two.x, two.y, 0, 0);
+        let unit = unit_at(if i == 0 { rows.x } else { rows.y }, step, 0, k);
+        #[unroll]
+        for part in 0u32..4 {
+            let eight = transpose_quad(decode(codes, sides[i], unit, part));
+            #[unroll]
+            for s in 0u32..4 {
+                left[(s * 2 + part / 2) * 4 + part % 2 * 2 + i] = word_in(eight, s);
             }
         }
     }
