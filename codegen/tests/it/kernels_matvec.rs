@@ -4,6 +4,7 @@ use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::matvec;
 use gemma4c_codegen::kernels::matvec::LaunchShape;
+use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
 use gemma4c_codegen::kernels::matvec::shape::whole_groups_pay;
 use gemma4c_codegen::kernels::matvec::{Product, Prologue};
 use gemma4c_codegen::target::Target;

@@ -4,7 +4,7 @@ use crate::support;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::rows;
-use gemma4c_codegen::kernels::matvec::formats::format;
+use gemma4c_codegen::kernels::matvec::formats::{format, types_with_kernels};
 use gemma4c_codegen::kernels::matvec::{Product as OneRow, Prologue};
 use gemma4c_codegen::kernels::rows::formats::TensorFormat;
 use gemma4c_codegen::kernels::rows::shape::{Cores, Tensor};

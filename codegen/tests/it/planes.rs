@@ -3,6 +3,7 @@
 mod layout {
     use gemma4c_blocks::DType;
     use gemma4c_blocks::reference;
+    use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
     use gemma4c_codegen::kernels::planes::{Repacked, planes};
     use gemma4c_dsl::harness::Random;
 
@@ -46,7 +47,7 @@ mod layout {
 
 mod formats {
     use gemma4c_blocks::DType;
-    use gemma4c_codegen::kernels::matvec::formats::{format, side_arguments};
+    use gemma4c_codegen::kernels::matvec::formats::{format, side_arguments, types_with_kernels};
     use gemma4c_codegen::kernels::planes::planes;
     use gemma4c_dsl::Filled;
 
@@ -66,6 +67,7 @@ mod formats {
 mod image {
     use gemma4c_blocks::DType;
     use gemma4c_codegen::cuda::image::repacked_plane;
+    use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
     use gemma4c_codegen::kernels::planes::Repacked;
     use gemma4c_dsl::harness::Random;
 

@@ -20,6 +20,8 @@ pub struct Format {
     pub side: &'static DeviceDef,
     /// The product of a unit by itself.
     pub dot: &'static DeviceDef,
+    /// The same where activations have fine codes: it loses nothing beside the largest of them.
+    pub fine_dot: &'static DeviceDef,
     /// The product of a unit where neighbouring lanes have neighbouring units.
     pub lane_dot: &'static DeviceDef,
     /// The products of the units of two rows, each for one of two lanes that are joined.
@@ -63,6 +65,7 @@ impl Format {
             units_beside,
             side,
             dot,
+            fine_dot: dot,
             lane_dot: dot,
             two_dots: no_two_dots::DEF,
             joined: false,

@@ -285,7 +285,6 @@ pub fn iq2_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xxs::DEF,
-        decode_by_fma: decode_iq2_xxs::DEF,
         picked: None,
     }
 }
@@ -343,7 +342,6 @@ pub fn iq2_xs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xs::DEF,
-        decode_by_fma: decode_iq2_xs::DEF,
         picked: None,
     }
 }
@@ -402,7 +400,6 @@ pub fn iq2_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_s::DEF,
-        decode_by_fma: decode_iq2_s::DEF,
         picked: None,
     }
 }
@@ -458,7 +455,6 @@ pub fn iq3_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_xxs::DEF,
-        decode_by_fma: decode_iq3_xxs::DEF,
         picked: None,
     }
 }
@@ -517,7 +513,6 @@ pub fn iq3_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_s::DEF,
-        decode_by_fma: decode_iq3_s::DEF,
         picked: None,
     }
 }

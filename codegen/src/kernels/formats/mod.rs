@@ -9,8 +9,11 @@
 //!
 //! The tables of those families have the older types themselves, and take all others from [`of`].
 
+mod bytes;
 pub mod description;
 pub mod factors;
+mod fp4;
+mod fp8;
 mod grids;
 mod nibbles;
 pub mod packing;
@@ -30,8 +33,6 @@ pub struct Kernels {
     pub tensor: Option<TensorFormat>,
     /// Eight values of a unit as bf16.
     pub decode: &'static DeviceDef,
-    /// The same with fewer instructions, where there is such a function.
-    pub decode_by_fma: &'static DeviceDef,
     /// For types with one scale of 16 bits for each 32 values.
     pub picked: Option<Picked>,
 }
@@ -45,24 +46,32 @@ pub struct Picked {
 
 /// What the kernels ask of a type; `None` of types that have a place of their own, or no kernels.
 pub fn of(dtype: DType) -> Option<Kernels> {
-    match dtype {
-        DType::I4 => Some(nibbles::i4()),
-        DType::Q2K => Some(two_bits::q2_k()),
-        DType::Q3K => Some(two_bits::q3_k()),
-        DType::I2 => Some(two_bits::i2()),
-        DType::IQ2XXS => Some(grids::iq2_xxs()),
-        DType::IQ2XS => Some(grids::iq2_xs()),
-        DType::IQ2S => Some(grids::iq2_s()),
-        DType::IQ3XXS => Some(grids::iq3_xxs()),
-        DType::IQ3S => Some(grids::iq3_s()),
-        _ => None,
-    }
+    Some(match dtype {
+        DType::MXFP4 => fp4::mxfp4(),
+        DType::NVFP4 => fp4::nvfp4(),
+        DType::I4 => nibbles::i4(),
+        DType::I4Z => nibbles::i4_z(),
+        DType::I8 => bytes::i8(),
+        DType::F8 => fp8::f8(),
+        DType::F8S => fp8::f8_s(),
+        DType::Q2K => two_bits::q2_k(),
+        DType::Q3K => two_bits::q3_k(),
+        DType::I2 => two_bits::i2(),
+        DType::IQ2XXS => grids::iq2_xxs(),
+        DType::IQ2XS => grids::iq2_xs(),
+        DType::IQ2S => grids::iq2_s(),
+        DType::IQ3XXS => grids::iq3_xxs(),
+        DType::IQ3S => grids::iq3_s(),
+        _ => return None,
+    })
 }
 
 /// The arguments of the `side_*` function of a type, from the memory of each of its planes.
 pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Option<Filled<M>> {
     let (high, scales, supers) = (|| plane("high"), || plane("scales"), || plane("supers"));
     Some(match dtype {
+        DType::MXFP4 => factors::side_byte::Arguments { scales: scales() }.into(),
+        DType::NVFP4 => factors::side_floats16::Arguments { scales: scales(), supers: supers() }.into(),
         DType::I4 => pieces::side_half::Arguments { scales: scales() }.into(),
         DType::Q2K => two_bits::side_q2_k::Arguments { scales: scales(), supers: supers() }.into(),
         DType::Q3K => {
@@ -74,6 +83,9 @@ pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Op
         DType::IQ2S => grids::side_iq2_s::Arguments { scales: scales(), supers: supers() }.into(),
         DType::IQ3XXS => grids::side_iq3_xxs::Arguments { high: high(), scales: scales() }.into(),
         DType::IQ3S => grids::side_iq3_s::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
+        DType::I4Z => pieces::side_half_pair::Arguments { scales: scales() }.into(),
+        DType::I8 | DType::F8 => pieces::side_q8_0::Arguments { scales: scales() }.into(),
+        DType::F8S => factors::side_single16::Arguments { scales: scales() }.into(),
         _ => return None,
     })
 }
@@ -81,6 +93,8 @@ pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Op
 /// What fills a slot `value` for tensors of a type, which are in their file's layout.
 pub fn value_arguments<M>(dtype: DType, tensor: M) -> Option<Filled<M>> {
     Some(match dtype {
+        DType::MXFP4 => fp4::value_mxfp4::Arguments { tensor }.into(),
+        DType::NVFP4 => fp4::value_nvfp4::Arguments { tensor }.into(),
         DType::I4 => nibbles::value_i4::Arguments { tensor }.into(),
         DType::Q2K => two_bits::value_q2_k::Arguments { tensor }.into(),
         DType::Q3K => two_bits::value_q3_k::Arguments { tensor }.into(),
@@ -90,6 +104,10 @@ pub fn value_arguments<M>(dtype: DType, tensor: M) -> Option<Filled<M>> {
         DType::IQ2S => grids::value_iq2_s::Arguments { tensor }.into(),
         DType::IQ3XXS => grids::value_iq3_xxs::Arguments { tensor }.into(),
         DType::IQ3S => grids::value_iq3_s::Arguments { tensor }.into(),
+        DType::I4Z => nibbles::value_i4_z::Arguments { tensor }.into(),
+        DType::I8 => bytes::value_i8::Arguments { tensor }.into(),
+        DType::F8 => fp8::value_f8::Arguments { tensor }.into(),
+        DType::F8S => fp8::value_f8_s::Arguments { tensor }.into(),
         _ => return None,
     })
 }

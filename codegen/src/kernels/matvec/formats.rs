@@ -300,6 +300,7 @@ pub fn format(dtype: DType) -> Format {
         units_beside,
         side,
         dot,
+        fine_dot: dot,
         lane_dot: dot,
         two_dots: no_two_dots::DEF,
         joined: false,
