@@ -149,6 +149,7 @@ pub enum Callee {
     Device(&'static DeviceDef),
     Struct(&'static StructDef),
     Intrinsic(&'static Intrinsic),
+    Table(&'static TableDef),
     /// Part of every source text.
     Prelude,
 }
@@ -259,6 +260,10 @@ pub struct DeviceDef {
     pub output: &'static str,
     /// Compile-time parameters it takes from the instance, by name.
     pub constants: &'static [ConstantDef],
+    /// In a slot it makes the instance narrow (`narrow.rs`).
+    pub narrow: bool,
+    /// What stands for it in narrow instances.
+    pub instead: Option<fn() -> Callee>,
     pub callees: &'static [fn() -> Callee],
     pub cuda: &'static str,
     pub rust: &'static str,
@@ -298,6 +303,14 @@ impl KernelDef {
     pub const fn with_cuda(&self, cuda: &'static str) -> Self {
         Self { cuda, ..*self }
     }
+}
+
+/// A constant table of words that kernels look values up in: see [`table!`](crate::table).
+#[derive(Debug, PartialEq)]
+pub struct TableDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub values: &'static [u32],
 }
 
 /// Intrinsics and definitions have unique names, so comparing names is enough.

@@ -8,7 +8,7 @@ use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::gemm::{Gemm, Shape};
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 
@@ -165,7 +165,7 @@ impl Problem {
 /// Every type.
 pub fn types() -> Vec<Case> {
     let case = |dtype| Problem::new(of(dtype, 11, 256), [3, 3]).case(Shape { stages: 3, ..FEW });
-    DType::ALL.into_iter().map(case).collect()
+    types_with_kernels().map(case).collect()
 }
 
 /// Tiles full and not, K that ends in a step, slices in a block and in clusters, gates, what follows a product.
@@ -205,7 +205,7 @@ pub fn experts() -> Vec<Case> {
 /// By warpgroups: every type that they decode, and what warps do.
 pub fn warpgroups() -> Vec<Case> {
     let typed = |dtype| Problem::new(of(dtype, 11, 256), [3, 3]).case(MANY);
-    let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).unit >= 8).map(typed);
+    let types = types_with_kernels().filter(|dtype| format(*dtype).unit >= 8).map(typed);
     let gated = |gemm: Gemm| Gemm { geglu: true, out: ElementType::BF16, ..gemm };
     let with_add = Gemm { epilogue: vec![then_add::DEF], ..of(DType::Q4_0, 70, 96) };
     let shapes = vec![

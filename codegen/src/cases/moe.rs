@@ -7,7 +7,7 @@ use gemma4c_dsl::{BF16, F16, Float, U32x4};
 
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
 use crate::kernels::moe::gate_up::GateUp;
@@ -470,7 +470,7 @@ pub fn types() -> Vec<Case> {
         let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, prefetch_choice: true, multiprocessors: 132 };
         [gate_up(up, [1, 1]), down(back, [1, 1])]
     };
-    DType::ALL.into_iter().flat_map(of).collect()
+    types_with_kernels().flat_map(of).collect()
 }
 
 /// Widths beyond what is in flight at once, more outputs than warps, several rows, rows past the end, activations

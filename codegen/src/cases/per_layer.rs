@@ -9,7 +9,7 @@ use super::geglu;
 use super::matvec::{Layer, gelu, oracle, random_planes, rounded};
 use super::norm::normed;
 use crate::kernels::NORM_EPSILON;
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::{Product, Prologue};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::per_layer;
@@ -145,7 +145,7 @@ fn steps() -> impl Iterator<Item = Case> {
         cluster_size,
         epsilon,
     };
-    let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).integer);
+    let types = types_with_kernels().filter(|dtype| format(*dtype).integer);
     let every = types.map(move |dtype| of(dtype, dtype, 512, 256, 4));
     let others = [
         of(DType::Q8_0, DType::Q4_0, 1536, 256, 8),
@@ -164,7 +164,7 @@ fn steps() -> impl Iterator<Item = Case> {
 
 pub fn cases() -> Vec<Case> {
     let gate = |layers: usize, rows, outputs| geglu::Shape { width: 256, rows, strides: (256, 256 * layers), outputs };
-    let mut cases: Vec<Case> = DType::ALL.into_iter().map(|dtype| inputs(dtype, 256, 2, &[1])).collect();
+    let mut cases: Vec<Case> = types_with_kernels().map(|dtype| inputs(dtype, 256, 2, &[1])).collect();
     cases.extend([
         inputs(DType::Q8_0, 256, 35, &[2]),
         inputs(DType::Q5K, 256, 5, &[0, u32::MAX, 1]),

@@ -13,7 +13,7 @@ use super::matvec::{Layer, Problem, in_order, random_planes};
 use super::quantise::Int8;
 use super::simulated;
 use crate::kernels::matvec::LaunchShape;
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
 use crate::kernels::rows::shape::{Cores, Tensor};
@@ -325,7 +325,7 @@ pub fn types() -> Vec<Case> {
         }
         Batch::new(product, 8, one(8, 1)).cases(&shapes)
     };
-    DType::ALL.into_iter().flat_map(of).collect()
+    types_with_kernels().flat_map(of).collect()
 }
 
 /// Widths that leave lanes and stretches without work, and from 3 rows to 16.

@@ -6,6 +6,7 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::geglu::gelu;
 use super::matvec::random_planes;
+use crate::kernels::matvec::formats::types_with_kernels;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
@@ -254,7 +255,7 @@ pub fn decoding() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
     let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
-    let types = DType::ALL.into_iter().filter(decoded);
+    let types = types_with_kernels().filter(decoded);
     let mut cases: Vec<Case> =
         types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(tile(32, 64))).collect();
     let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
@@ -283,7 +284,7 @@ pub fn by_teams() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
     let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
-    let types = DType::ALL.into_iter().filter(decoded);
+    let types = types_with_kernels().filter(decoded);
     let mut cases: Vec<Case> =
         types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(by_team(64, 5))).collect();
     let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
@@ -326,7 +327,7 @@ pub fn widening() -> Vec<Case> {
         let units = widen::units(dtype, rows as u64, k as u64).expect("few");
         case.scalar("units", units).expect("out", expected, Bound::Exact)
     };
-    DType::ALL.into_iter().map(of).collect()
+    types_with_kernels().map(of).collect()
 }
 
 /// The first row of each is the same product: alone, and with neighbours in every tile.

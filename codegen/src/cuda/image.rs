@@ -12,6 +12,7 @@ use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use gemma4c_plan::{Weight, WeightId};
 use rayon::prelude::*;
 
+use crate::kernels::formats::packing::Packing;
 use crate::kernels::planes::{Content, GROUP};
 use crate::kernels::repack::repacks;
 
@@ -179,10 +180,14 @@ enum How {
     Copy { from: usize },
     /// Bits that move, one element after the other.
     Bits { mask: u8, moves: Vec<Move> },
+    /// The same of unsigned floats, without their upper bit; what would be no number is zero.
+    Unsigned { from: usize },
     /// Eight scales and minima of 6 bits each.
     Packed6 { at: usize },
     /// Eight scales of 4 and 2 bits, less 32.
     Split6 { high: usize, low: usize },
+    /// Words put together from several fields.
+    Packed(Packing),
 }
 
 /// From a byte and a place in it to another.
@@ -199,6 +204,9 @@ impl Repack {
         let (bytes, how) = match content {
             Content::Verbatim => (layout.bytes, How::Copy { from: 0 }),
             Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
+            Content::Bytes { offset, count } => (count, How::Copy { from: offset }),
+            Content::UnsignedFloats { offset, count } => (count, How::Unsigned { from: offset }),
+            Content::Packed(packing) => (4 * packing.words(), How::Packed(packing)),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
             Content::Bits { from, to } => {
@@ -236,6 +244,12 @@ impl Repack {
                         to[m.to as usize] |= (block[m.from as usize] >> m.from_shift & mask) << m.to_shift;
                     }
                 }
+                How::Unsigned { from } => {
+                    for (to, code) in to.iter_mut().zip(&block[*from..]) {
+                        *to = if code & 0x7f == 0x7f { 0 } else { code & 0x7f };
+                    }
+                }
+                How::Packed(packing) => to.copy_from_slice(&packing.pack(block)),
                 How::Packed6 { at } => {
                     let s = &block[*at..at + 12];
                     for (k, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {

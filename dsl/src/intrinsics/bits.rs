@@ -38,6 +38,14 @@ intrinsic! {
 }
 
 intrinsic! {
+    /// All bits of each byte as its upper one.
+    Thread fn byte_signs(word: u32) -> u32 {
+        u32::from_le_bytes(word.to_le_bytes().map(|byte| ((byte as i8) >> 7) as u8))
+    }
+    cuda "u32 signs; asm(\"prmt.b32 %0, %1, 0, 0xba98;\" : \"=r\"(signs) : \"r\"(word)); return signs;"
+}
+
+intrinsic! {
     /// `sum` plus the four products of signed bytes.
     Thread fn dp4a(a: u32, b: u32, sum: i32) -> i32 {
         let (a, b) = (a.to_le_bytes(), b.to_le_bytes());

@@ -381,7 +381,7 @@ impl Step {
                 PIECES: self.width.div_ceil(self.warps() * 128),
             },
             gate_side: gate.side,
-            gate_dot: gate.dot,
+            gate_dot: gate.fine_dot,
             side: projection.side,
             dot: projection.lane_dot,
         }

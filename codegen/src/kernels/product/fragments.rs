@@ -5,6 +5,7 @@
 
 use gemma4c_dsl::prelude::*;
 
+pub use crate::kernels::formats::pieces::raw_pair;
 use crate::kernels::matvec::formats::half_in;
 
 /// Words i of the four lanes of a quad to lane i: lane s's becomes word s. A collective of the warp.
@@ -35,15 +36,6 @@ pub fn word_in(words: U32x4, index: u32) -> u32 {
     } else {
         words.w
     }
-}
-
-/// Bytes `at` and `at + 1` of a word as bf16, `byte * factor + offset`, where the offset takes off 2^15 and the zero point: a byte becomes a float
-/// without a conversion, as the second byte of 2^15 + n, and everything is exact until it is rounded.
-#[device]
-pub fn raw_pair(word: u32, at: u32, factor: f32, offset: f32) -> u32 {
-    let low = f32::from_bits(byte_perm(word, 0x47000000, 0x7404 | at << 4));
-    let high = f32::from_bits(byte_perm(word, 0x47000000, 0x7404 | (at + 1) << 4));
-    pack_bf16(low.mul_add(factor, offset), high.mul_add(factor, offset))
 }
 
 /// Decodes a step, from part `from` of the registers to the left operands of its four products, half `half` of all. A collective of the warp.

@@ -125,6 +125,10 @@ impl Tensor {
     pub fn choose(product: &Product, lanes: u32, target: &Target) -> Option<Tensor> {
         let of = &product.one;
         let weights = TensorFormat::of(of.dtype)?;
+        // Its kernels read units of 16 bytes.
+        if format(of.dtype).side.narrow {
+            return None;
+        }
         if product.is_fine() || product.is_prepared() && !product.rows.is_multiple_of(8) {
             return None;
         }

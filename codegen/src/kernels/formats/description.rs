@@ -1,0 +1,94 @@
+//! What kernels ask of a format, as data: for the matrix-vector product and for tensor cores.
+
+use gemma4c_dsl::DeviceDef;
+
+use super::pieces::{no_two_dots, start_biased, whole_biased};
+
+/// How a type is multiplied.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// Values of a unit.
+    pub unit: u32,
+    /// Activations are int8, else f32.
+    pub integer: bool,
+    /// It needs the sum of a group's codes: it has a minimum or a zero point.
+    pub summed: bool,
+    /// Registers that a unit on its way takes beside its codes.
+    pub side_words: u32,
+    /// Units that share a word beside them, at most.
+    pub units_beside: u32,
+    pub side: &'static DeviceDef,
+    /// The product of a unit by itself.
+    pub dot: &'static DeviceDef,
+    /// The same where activations have fine codes: it loses nothing beside the largest of them.
+    pub fine_dot: &'static DeviceDef,
+    /// The product of a unit where neighbouring lanes have neighbouring units.
+    pub lane_dot: &'static DeviceDef,
+    /// The products of the units of two rows, each for one of two lanes that are joined.
+    pub two_dots: &'static DeviceDef,
+    /// Two units are a block with one scale, and `lane_dot` adds the dots of both as integers.
+    pub joined: bool,
+}
+
+/// How tensor cores multiply a type.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorFormat {
+    pub bytes: &'static DeviceDef,
+    pub start: &'static DeviceDef,
+    pub whole: &'static DeviceDef,
+    pub factors: &'static DeviceDef,
+    /// Pieces of 16 bytes of a unit of 32 values.
+    pub parts: u32,
+    /// Sums of a stretch of units: a unit's is the one of its number modulo this. As many as lanes, or pairs of lanes, have a row of their own.
+    pub classes: u32,
+    /// The halves of a unit are two dots.
+    pub halves: bool,
+    /// It has a minimum, by the sum of the activations.
+    pub minimum: bool,
+    /// Pieces to a word of the planes `scales` and `supers`; 0 without such a plane.
+    pub scales: u32,
+    pub supers: u32,
+    /// Words of the plane `high` to a piece.
+    pub high: u32,
+    /// Pieces after which `factors` picks the same parts of words again.
+    pub period: u32,
+}
+
+impl Format {
+    /// A unit of 32 values as integers, with one word beside it that it shares with so many.
+    pub fn integers(units_beside: u32, side: &'static DeviceDef, dot: &'static DeviceDef) -> Format {
+        Format {
+            unit: 32,
+            integer: true,
+            summed: false,
+            side_words: 1,
+            units_beside,
+            side,
+            dot,
+            fine_dot: dot,
+            lane_dot: dot,
+            two_dots: no_two_dots::DEF,
+            joined: false,
+        }
+    }
+}
+
+impl TensorFormat {
+    /// A unit of 32 values in 16 bytes with one dot, which starts at the bias, and a word of factors to each `scales`.
+    pub fn integers(scales: u32, bytes: &'static DeviceDef, factors: &'static DeviceDef) -> TensorFormat {
+        TensorFormat {
+            bytes,
+            start: start_biased::DEF,
+            whole: whole_biased::DEF,
+            factors,
+            parts: 1,
+            classes: 8,
+            halves: false,
+            minimum: false,
+            scales,
+            supers: 0,
+            high: 0,
+            period: scales,
+        }
+    }
+}

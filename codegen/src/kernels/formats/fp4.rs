@@ -1,0 +1,131 @@
+//! Floats of four bits (e2m1), whose doubles are integers: with a power of two for each 32 (MXFP4), or a float of 8 bits
+//! for each 16 and an f32 for each 64 (NVFP4).
+
+use gemma4c_dsl::prelude::*;
+
+use super::Kernels;
+use super::description::{Format, TensorFormat};
+use super::factors::{
+    factor_of_half, factors_exponent, factors_floats16, half_of_power, side_byte, side_floats16, small_float_in,
+    whole_floats16,
+};
+use super::pieces::{dot16, eight_bytes, finish, part_words, plane_bits, scaled8};
+use crate::kernels::matvec::parts::{Unit, UnitActivations};
+
+/// The doubles of the floats that are the four nibbles of the low half of `codes`, as signed bytes.
+#[device]
+pub fn fp4_levels(codes: u32) -> u32 {
+    // 0 1 2 3 | 4 6 8 12, and their negatives.
+    let positive = byte_perm(0x03020100, 0x0c080604, codes);
+    let negative = byte_perm(0xfdfeff00, 0xf4f8fafc, codes);
+    byte_perm(positive, negative, 0x3210 | (codes & 0x8888) >> 1)
+}
+
+/// The same, 128 more.
+#[device]
+pub fn raised_fp4_levels(codes: u32) -> u32 {
+    let positive = byte_perm(0x83828180, 0x8c888684, codes);
+    let negative = byte_perm(0x7d7e7f80, 0x74787a7c, codes);
+    byte_perm(positive, negative, 0x3210 | (codes & 0x8888) >> 1)
+}
+
+/// The levels of a word of nibbles: of a unit's first half (x) and of its second (y).
+#[device]
+pub fn bytes_fp4(word: u32, side: U32x4, index: u32) -> U32x2 {
+    let first = fp4_levels(word);
+    let second = fp4_levels(word >> 16);
+    u32x2(byte_perm(first, second, 0x6420), byte_perm(first, second, 0x7531))
+}
+
+/// Eight levels, 128 more.
+#[device]
+pub fn raised_fp4(codes: U32x4, part: u32) -> U32x2 {
+    let words = part_words(codes, part);
+    let order: u32 = if part >= 2 { 0x7531 } else { 0x6420 };
+    u32x2(
+        byte_perm(raised_fp4_levels(words.x), raised_fp4_levels(words.x >> 16), order),
+        byte_perm(raised_fp4_levels(words.y), raised_fp4_levels(words.y >> 16), order),
+    )
+}
+
+/// The level of a code.
+#[device]
+pub fn fp4_level(code: u32) -> f32 {
+    signed_byte_of(fp4_levels(code), 0) as f32
+}
+
+// ---- MXFP4 ----------------------------------------------------------------------------------------------------------
+
+#[device]
+pub fn dot_mxfp4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let a = bytes_fp4(unit.codes.x, unit.side, 0);
+    let b = bytes_fp4(unit.codes.y, unit.side, 1);
+    let c = bytes_fp4(unit.codes.z, unit.side, 2);
+    let d = bytes_fp4(unit.codes.w, unit.side, 3);
+    let dot = dot16(u32x4(a.y, b.y, c.y, d.y), x.high, dot16(u32x4(a.x, b.x, c.x, d.x), x.low, 0));
+    finish(dot as f32, factors_exponent(unit.side, number), x.scale, total)
+}
+
+#[device]
+pub fn decode_mxfp4(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    eight_bytes(raised_fp4(codes, part), 128.0, half_of_power(byte_of(side.x, unit % 4)))
+}
+
+#[device]
+pub fn value_mxfp4(at: u64, tensor: Weights<u8>) -> f32 {
+    let block = tensor.offset(at / 32 * 17);
+    half_of_power(block[0u32] as u32) * fp4_level(plane_bits(block, (at % 32) as u32, 1, 4, 16))
+}
+
+pub fn mxfp4() -> Kernels {
+    Kernels {
+        matvec: Format::integers(4, side_byte::DEF, dot_mxfp4::DEF),
+        tensor: Some(TensorFormat::integers(4, bytes_fp4::DEF, factors_exponent::DEF)),
+        decode: decode_mxfp4::DEF,
+        picked: None,
+    }
+}
+
+// ---- NVFP4 ----------------------------------------------------------------------------------------------------------
+
+#[device]
+pub fn dot_nvfp4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let a = bytes_fp4(unit.codes.x, unit.side, 0);
+    let b = bytes_fp4(unit.codes.y, unit.side, 1);
+    let c = bytes_fp4(unit.codes.z, unit.side, 2);
+    let d = bytes_fp4(unit.codes.w, unit.side, 3);
+    let first = dot16(u32x4(a.x, b.x, c.x, d.x), x.low, 0x4b400000);
+    let second = dot16(u32x4(a.y, b.y, c.y, d.y), x.high, 0);
+    let factors = factors_floats16(unit.side, number);
+    finish(whole_floats16(first, second, factors), factors, x.scale, total)
+}
+
+/// Values are the factor of a half times levels, rounded once more: an f32 factor leaves no room for fewer operations.
+#[device]
+pub fn decode_nvfp4(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    scaled8(raised_fp4(codes, part), 128.0, factor_of_half(side, unit, part / 2))
+}
+
+#[device]
+pub fn value_nvfp4(at: u64, tensor: Weights<u8>) -> f32 {
+    let block = tensor.offset(at / 64 * 40);
+    let i = (at % 64) as u32;
+    // The upper bit of a factor counts for nothing, and there is no NaN.
+    let code = block[4 + i / 16] as u32 & 127;
+    let factor = small_float_in(if code == 127 { 0 } else { code }, 0) * 128.0;
+    load::<f32>(block, 0) * factor * fp4_level(plane_bits(block, i, 8, 4, 8))
+}
+
+pub fn nvfp4() -> Kernels {
+    Kernels {
+        matvec: Format { side_words: 2, ..Format::integers(2, side_floats16::DEF, dot_nvfp4::DEF) },
+        tensor: Some(TensorFormat {
+            whole: whole_floats16::DEF,
+            halves: true,
+            supers: 2,
+            ..TensorFormat::integers(2, bytes_fp4::DEF, factors_floats16::DEF)
+        }),
+        decode: decode_nvfp4::DEF,
+        picked: None,
+    }
+}
