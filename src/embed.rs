@@ -1,11 +1,12 @@
 //! A plan and its weights as one file, written once and never held as a whole.
 
+use std::borrow::Cow;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use gemma4c_codegen::cuda::image;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, Weight};
 use gemma4c_plan::cuda::Region;
 use gemma4c_plan::embedded::{Embedded, Summing, host_start, same_layout};
 
@@ -55,20 +56,24 @@ fn too_large() -> Error {
 
 fn write_weights(plan: &Plan, models: &[&Gguf], out: &mut Weights<'_>, path: &Path) -> Result<(), Error> {
     let of_files: Vec<&Gguf> = models.iter().flat_map(|model| model.files().iter().map(move |_| *model)).collect();
-    let mut tensors = Vec::new();
-    for weight in &plan.weights {
-        let missing = || Error::Option(format!("tensor {} of file {} is missing", weight.name, weight.file));
-        let model = of_files.get(weight.file as usize).ok_or_else(missing)?;
-        tensors.push(model.data(model.tensor(&weight.name).ok_or_else(missing)?));
-    }
+    let bytes = |weight: &Weight| -> Result<Cow<'_, [u8]>, Error> {
+        // What is made of pieces says by them where it is.
+        let file = weight.spans().next().map_or(weight.file, |span| span.file);
+        let missing = || Error::Option(format!("tensor {} of file {file} is missing", weight.name));
+        let model = of_files.get(file as usize).ok_or_else(missing)?;
+        Ok(model.bytes(model.tensor(&weight.name).ok_or_else(missing)?)?)
+    };
     let Some(cuda) = &plan.cuda else {
-        for (weight, bytes) in plan.weights.iter().zip(tensors) {
-            out.zeros_to(weight.offset).and_then(|()| out.write_all(bytes)).map_err(Error::write(path))?;
+        for weight in &plan.weights {
+            let bytes = bytes(weight)?;
+            out.zeros_to(weight.offset).and_then(|()| out.write_all(&bytes)).map_err(Error::write(path))?;
         }
         return Ok(());
     };
     let program = &cuda.program;
-    let tensor = |weight: gemma4c_plan::WeightId| tensors[weight.index()];
+    let tensor = |weight: gemma4c_plan::WeightId| {
+        bytes(&plan.weights[weight.index()]).map_err(|error| error.to_string())
+    };
     image::write_region(program, &plan.weights, Region::Weights, &tensor, out).map_err(Error::within(path))?;
     if program.memory.host > 0 {
         out.zeros_to(host_start(program).ok_or_else(too_large)?).map_err(Error::write(path))?;

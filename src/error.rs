@@ -9,7 +9,8 @@ use gemma4c_codegen::nvrtc::NvrtcError;
 use gemma4c_codegen::{cpu, cuda};
 use gemma4c_hub::HubError;
 use gemma4c_models::chat::ChatError;
-use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, VisionError};
+use gemma4c_models::checkpoint::CheckpointError;
+use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, OpenError, VisionError};
 use gemma4c_models::gguf::GgufError;
 use gemma4c_models::tokenizer::{TokenizerError, VocabError};
 use gemma4c_plan::PlanError;
@@ -88,6 +89,9 @@ pub enum Error {
     /// A file is no GGUF file, or a damaged one.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A folder or a file of safetensors is no checkpoint that can be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A GGUF file is no Gemma 4, or one that is described wrongly.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -155,6 +159,15 @@ impl Error {
     /// For `map_err`: a fault of a file.
     pub(crate) fn within<E: Into<Error>>(path: &Path) -> impl FnOnce(E) -> Error {
         move |source| Error::In { path: path.into(), source: Box::new(source.into()) }
+    }
+}
+
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Error {
+        match error {
+            OpenError::Gguf(error) => error.into(),
+            OpenError::Checkpoint(error) => error.into(),
+        }
     }
 }
 

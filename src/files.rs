@@ -6,6 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use gemma4c_models::{checkpoint, gemma4};
+use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::{Plan, START, own_bytes};
 use tempfile::NamedTempFile;
 
@@ -14,14 +16,28 @@ use crate::error::Error;
 /// A plan is small; a file beyond this is something else, and is not read into memory to find out.
 const LARGEST: u64 = 1 << 30;
 
-/// Whether a file is a GGUF model, where a plan would do as well.
-pub fn is_gguf(path: &Path) -> Result<bool, Error> {
-    Ok(start(path)?.starts_with(b"GGUF"))
+/// Whether a path is that of a model, where a plan would do as well: a GGUF file, a checkpoint's folder, a file of one.
+pub fn is_model(path: &Path) -> Result<bool, Error> {
+    Ok(checkpoint::is_checkpoint(path) || start(path)?.starts_with(b"GGUF"))
+}
+
+/// Opens a model, whatever kind of file or folder it is.
+pub fn open_model(path: &Path) -> Result<Gguf, Error> {
+    Ok(gemma4::open(path)?)
+}
+
+/// The text of a chat template.
+pub fn read_template(path: &Path) -> Result<String, Error> {
+    const LARGEST: u64 = 4 << 20;
+    if regular(path)?.len() > LARGEST {
+        return Err(Error::WrongFile { path: path.into(), why: "is too long for a chat template".into() });
+    }
+    fs::read_to_string(path).map_err(Error::read(path))
 }
 
 /// Whether a file is a plan, where a model is wanted.
 pub fn is_plan(path: &Path) -> Result<bool, Error> {
-    Ok(start(path)?.starts_with(b"gemma4c\0"))
+    Ok(!checkpoint::is_checkpoint(path) && start(path)?.starts_with(b"gemma4c\0"))
 }
 
 /// The first eight bytes of a file, or all it has.

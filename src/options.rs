@@ -3,11 +3,13 @@
 
 use std::path::PathBuf;
 
+use gemma4c_blocks::DType;
+use gemma4c_blocks::recipe::Recipe;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_models::media::USUAL_BUDGET;
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, Weight};
 use gemma4c_plan::cuda::{CudaProgram, KvType};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 
@@ -53,6 +55,19 @@ pub struct Options {
     pub image_tokens: u32,
     /// The file of what guesses the next tokens.
     pub drafter: Option<PathBuf>,
+    /// What the model's matrices of floats become while they are loaded.
+    pub quantize: Option<DType>,
+    /// The text of a chat template in place of the model's.
+    pub chat_template: Option<String>,
+}
+
+/// What a plan's matrices of floats are quantised to. Tables are never narrower than 8 bits, so the least is what was
+/// asked for.
+fn quantized_to(plan: &Plan) -> Option<DType> {
+    let is_quantised = |weight: &&Weight| {
+        weight.pieces.iter().any(|piece| matches!(piece.recipe, Recipe::Quantise { .. }))
+    };
+    plan.weights.iter().filter(is_quantised).map(|weight| weight.dtype).min_by_key(|dtype| dtype.layout().bytes)
 }
 
 impl Default for Options {
@@ -71,6 +86,8 @@ impl Default for Options {
             projector: None,
             image_tokens: USUAL_BUDGET,
             drafter: None,
+            quantize: None,
+            chat_template: None,
         }
     }
 }
@@ -101,6 +118,7 @@ impl Options {
             disabled: named(false).collect(),
             enabled: named(true).filter(|name| must_be_asked_for(name)).collect(),
             image_tokens: image_tokens.unwrap_or(USUAL_BUDGET),
+            quantize: quantized_to(plan),
             ..Options::default()
         })
     }

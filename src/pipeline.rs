@@ -7,6 +7,7 @@
 //! Each arrow can be left out by who needs less: the simulator and the tests stop before NVRTC, and what the kernels'
 //! tests look at are declared from descriptions of models, which have no weights.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -18,15 +19,17 @@ use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
+use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_plan::{
-    Drafter, MediaTokens, Medium, Model, ModelFile, Plan, Program, Sampling, Stage, Target, Tower, Vocab,
+    Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
 };
 
 use crate::error::Error;
+use crate::files;
 use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
 
 /// Rows of logits a pass keeps: 262144 floats each.
@@ -51,7 +54,16 @@ impl Deref for Source {
 
 impl Source {
     pub fn open(path: &Path) -> Result<Source, Error> {
-        Ok(Source::File(Gguf::open(path)?))
+        Ok(Source::File(files::open_model(path)?))
+    }
+
+    /// The same with its matrices of floats quantised while they are loaded.
+    fn open_quantised(path: &Path, to: DType) -> Result<Source, Error> {
+        let (model, matrices) = gemma4::quantised(files::open_model(path)?, to)?;
+        match matrices {
+            0 => Err(Error::Option(format!("--quantize: {} has no matrices of floats", path.display()))),
+            _ => Ok(Source::File(model)),
+        }
     }
 
     /// Its tensors' bytes, where it has some.
@@ -85,13 +97,27 @@ impl Files {
     /// A model's file, and those that the options name.
     pub fn open(model: &Path, options: &Options) -> Result<Files, Error> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Source::open).transpose();
-        let text = Source::open(model)?;
+        let text = match options.quantize {
+            Some(to) => Source::open_quantised(model, to)?,
+            None => Source::open(model)?,
+        };
         Ok(Files { text, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
     }
 
     /// All of them, in a plan's order.
     pub fn all(&self) -> impl Iterator<Item = &Source> {
         std::iter::once(&self.text).chain(&self.projector).chain(&self.drafter)
+    }
+
+    /// What whoever compiles them should know: what of them is not used, and a chat template that has been replaced.
+    pub fn notes(&self, options: &Options) -> Vec<String> {
+        let mut notes: Vec<String> = self.with_weights().iter().flat_map(|model| model.notes().to_vec()).collect();
+        let template = self.text.metadata().optional::<&str>("tokenizer.chat_template").ok().flatten();
+        let known = template.filter(|_| options.chat_template.is_none()).and_then(chat::known);
+        if let Some(known) = known.filter(|known| known.is_old) {
+            notes.push(format!("the chat template is {}: --chat-template FILE takes a newer one", known.name));
+        }
+        notes
     }
 
     /// The files that have weights: all but descriptions.
@@ -337,14 +363,16 @@ impl<'a> Declared<'a> {
         if weight.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
         }
-        let Some(bytes) = self.bytes(id.index()) else { return Ok(vec![1.0; weight.dim(0) as usize]) };
+        let not_floats = |_| LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype };
+        let bytes = self.bytes(id.index()).map_err(not_floats)?;
+        let Some(bytes) = bytes else { return Ok(vec![1.0; weight.dim(0) as usize]) };
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
-    /// A weight as its file has it; `None` where it is only described.
-    pub fn bytes(&self, weight: usize) -> Option<&'a [u8]> {
+    /// A weight as the plan wants it; `None` where it is only described.
+    pub fn bytes(&self, weight: usize) -> Result<Option<Cow<'a, [u8]>>, GgufError> {
         let (source, tensor) = self.tensors[weight];
-        source.file().map(|file| file.data(tensor))
+        source.file().map(|file| file.bytes(tensor)).transpose()
     }
 
     /// The plan, with these programs for GPUs.
@@ -414,12 +442,19 @@ impl<'a> Declared<'a> {
             name: weight.name.clone(),
             dtype: weight.dtype,
             dims: weight.dims.clone(),
-            file: (first_file(source) + tensor.file) as u32,
+            file: if tensor.pieces.is_empty() { (first_file(source) + tensor.file) as u32 } else { 0 },
             offset: tensor.offset,
             bytes: tensor.len,
+            pieces: tensor.pieces.iter().map(|piece| moved(piece, first_file(source) as u32)).collect(),
         };
         self.weights.iter().zip(&self.tensors).map(weight).collect()
     }
+}
+
+/// A piece whose files are counted from `first` on.
+fn moved(piece: &Piece, first: u32) -> Piece {
+    let inputs = piece.inputs.iter().map(|span| Span { file: first + span.file, ..*span }).collect();
+    Piece { inputs, ..*piece }
 }
 
 impl DeclaredTower {
@@ -450,7 +485,11 @@ pub struct Text {
 impl Text {
     pub fn read(declared: &Declared<'_>) -> Result<Text, Error> {
         let file = &declared.files.text;
-        let vocab = vocab_from_metadata(file.metadata())?;
+        let mut vocab = vocab_from_metadata(file.metadata())?;
+        if let (Some(vocab), Some(template)) = (&mut vocab, &declared.options.chat_template) {
+            ChatTemplate::new(template)?;
+            vocab.chat_template = Some(template.clone());
+        }
         let tokens = |tower: &DeclaredTower| {
             let (found, lacking) = match tower.medium.is_picture() {
                 true => (vocab.as_ref().and_then(media::image_tokens), "pictures: <|image>, <|image|>, <image|>"),
@@ -488,7 +527,8 @@ fn sampling(file: &Header) -> Result<Sampling, GgufError> {
 /// Named relative to the plan where it is in the plan's folder or below, so that the two can move together.
 fn model_file(file: &FileInfo, folder: &Path) -> Result<ModelFile, Error> {
     let absolute = |path: &Path| path.canonicalize().map_err(Error::read(path));
-    let path = absolute(&file.path)?;
+    // A cache of downloads has links that say which model it is, to files that do not.
+    let path = absolute(files::folder(&file.path))?.join(file.path.file_name().unwrap_or_default());
     let path = path.strip_prefix(absolute(folder)?).unwrap_or(&path);
     let name = path.to_str();
     let name = name.ok_or_else(|| Error::WrongFile { path: path.into(), why: "is not a name in UTF-8".into() })?;

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
+use gemma4c_blocks::DType;
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::{Plan, VERSION, cuda::KvType};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
@@ -52,6 +53,10 @@ pub struct Wanted {
     pub image_tokens: Option<u32>,
     /// Models that share the memory in equal parts.
     pub sharing: Option<u64>,
+    /// What the model's matrices of floats become while they are loaded.
+    pub quantize: Option<DType>,
+    /// The file of a chat template in place of the model's.
+    pub chat_template: Option<PathBuf>,
 }
 
 /// A plan, and the file that it is in, or would be in if it could be kept.
@@ -80,6 +85,7 @@ pub fn make(model: &Path, wanted: &Wanted, tell: &mut dyn FnMut(String)) -> Resu
             return Ok(Made { plan, path });
         }
     }
+    files.notes(&options).into_iter().for_each(&mut *tell);
     // Without a place to keep it, the plan is made for this run alone.
     let path = folder.as_deref().unwrap_or(Path::new(".")).join(name);
     let options = fit::fit(&files, options, may)?;
@@ -125,6 +131,8 @@ fn options(wanted: &Wanted) -> Result<Options, Error> {
         drafter: wanted.drafter.clone(),
         projector: wanted.projector.clone(),
         image_tokens: wanted.image_tokens.unwrap_or(USUAL_BUDGET),
+        quantize: wanted.quantize,
+        chat_template: wanted.chat_template.as_deref().map(files::read_template).transpose()?,
         ..Options::default()
     };
     // A plan for the CPU does not depend on these, and is found again whatever they are.
@@ -197,7 +205,7 @@ fn name(model: &Path, files: &Files, options: &Options, may: Choosable) -> Resul
         .iter()
         .map(|file| {
             let paths = file.files().iter().map(|part| fs::canonicalize(&part.path).unwrap_or(part.path.clone()));
-            (file.fingerprint(file.tensors()), paths.collect())
+            (file.fingerprint(file.tensors()) ^ file.metadata_hash(), paths.collect())
         })
         .collect();
     // Another build may compile otherwise.

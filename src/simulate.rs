@@ -3,6 +3,8 @@
 //! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its
 //! kernels must have the plan's names. The launches and their memory are the plan's own.
 
+use std::cell::RefCell;
+
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Plan;
@@ -72,7 +74,15 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
         simulator.prepare(&program)?;
     } else {
-        simulator.load(&program, |weight| declared.bytes(weight.index()).unwrap_or_default())?;
+        let failed = RefCell::new(None);
+        simulator.load(&program, |weight| {
+            let bytes = declared.bytes(weight.index()).unwrap_or_else(|error| {
+                failed.replace(Some(error));
+                None
+            });
+            bytes.unwrap_or_else(|| vec![0; plan.weights[weight.index()].bytes as usize].into())
+        })?;
+        failed.into_inner().map_or(Ok(()), Err)?;
     }
     Ok((plan, simulator))
 }

@@ -9,14 +9,17 @@
 //!
 //! [`narrow`] is the other use of 8 bits: keys and values, which are rounded while a plan runs.
 //!
-//! What this crate does not do: arithmetic on blocks (dot products live with the backends) and quantisation of
-//! trained weights (the files arrive quantised).
+//! [`recipe`] makes rows of blocks of files that store them otherwise: safetensors with scales in tensors of their own,
+//! and floats that are to be quantised.
+//!
+//! What this crate does not do: arithmetic on blocks; dot products live with the backends.
 
 pub mod decode;
 pub mod finite;
 pub mod grids;
 mod layout;
 pub mod narrow;
+pub mod recipe;
 pub mod reference;
 
 pub use layout::{Codes, DType, Index, Layout, Minimum, OddField, Plane, Scale, Signs};

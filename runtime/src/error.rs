@@ -52,6 +52,12 @@ pub enum RuntimeError {
     OutOfDeviceMemory { gpu: String, needed: u64, free: u64, advice: &'static str },
     #[error("value {value} of {tensor} is infinite, NaN or too large for 16 bits: the model's file is damaged")]
     NoNumber { tensor: String, value: u64 },
+    #[error(
+        "{tensor}{of}: the scale of row {row} from column {column} on is {scale}; a trained weight has a positive number"
+    )]
+    BadScale { tensor: String, of: String, row: u64, column: usize, scale: f32 },
+    #[error("{tensor} cannot be made of what the plan says: compile the model again")]
+    Unmade { tensor: String },
     #[error("a row of {tensor} has {bytes} bytes, {most} at most can be loaded at once")]
     LongRow { tensor: String, bytes: usize, most: usize },
     #[error("the plan runs {room} sequences at once, not {wanted}: compile it with --sequences {wanted}")]

@@ -1,5 +1,6 @@
 //! The weights under a plan: in the model's files, found, mapped and checked to be the ones the plan was compiled from;
-//! or in the plan's own file, behind it.
+//! or in the plan's own file, behind it. Tensors that the files store otherwise than the plan wants them are made of
+//! their bytes, row by row, while they are loaded.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,8 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use gemma4c_blocks::finite::first_not_finite;
+use gemma4c_blocks::recipe::Fault;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
-use gemma4c_plan::{ModelFile, Plan, Weight};
+use gemma4c_plan::{ModelFile, Piece, Plan, Weight, WeightId};
 use memmap2::Mmap;
 use rayon::prelude::*;
 
@@ -42,6 +44,8 @@ pub(crate) struct Weights {
     files: Vec<(PathBuf, File)>,
     /// Where offsets count from, in a plan's own file.
     inside: Option<u64>,
+    /// By the weight's index: tensors that were made in memory. Empty until [`Weights::make`], and for all others.
+    made: Vec<Vec<u8>>,
 }
 
 impl Weights {
@@ -50,7 +54,7 @@ impl Weights {
         match &plan.embedded {
             Some(embedded) if embedded.has_tensors() => {
                 let EmbeddedWeights { path, file, map, start, .. } = EmbeddedWeights::open(embedded, location)?;
-                Ok(Weights { maps: vec![map], files: vec![(path, file)], inside: Some(start) })
+                Ok(Weights { maps: vec![map], files: vec![(path, file)], inside: Some(start), made: Vec::new() })
             }
             _ => Weights::in_model(plan, location),
         }
@@ -74,7 +78,8 @@ impl Weights {
         let files: Vec<FileBytes<'_>> = std::iter::zip(&maps, &plan.model.files)
             .map(|(bytes, file)| FileBytes { bytes, header_len: file.header_bytes })
             .collect();
-        let tensors = plan.weights.iter().map(|w| (w.file as usize, w.offset, w.bytes));
+        let spans = plan.weights.iter().flat_map(Weight::spans);
+        let tensors = spans.map(|span| (span.file as usize, span.offset, span.bytes));
         // `None` is a plan whose header length lies beyond its file: no model has that fingerprint.
         let (expected, found) =
             (plan.model.fingerprint, fingerprint(&files, tensors).unwrap_or(!plan.model.fingerprint));
@@ -82,7 +87,7 @@ impl Weights {
             Some((path, _)) if expected != found => {
                 Err(RuntimeError::ModelChanged { path: path.clone(), expected, found })
             }
-            _ => Ok(Weights { maps, files: opened, inside: None }),
+            _ => Ok(Weights { maps, files: opened, inside: None, made: Vec::new() }),
         }
     }
 
@@ -94,8 +99,30 @@ impl Weights {
         }
     }
 
-    /// The bytes of a weight of the plan these files were opened for.
-    pub fn bytes(&self, weight: &Weight) -> &[u8] {
+    /// Makes in memory, on all cores, what the files do not have as it is: for a CPU, which reads weights where they
+    /// are.
+    pub fn make(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
+        self.made = vec![Vec::new(); plan.weights.len()];
+        for (index, weight) in plan.weights.iter().enumerate().filter(|(_, weight)| !weight.pieces.is_empty()) {
+            let mut bytes = vec![0; weight.bytes as usize];
+            self.read(weight, 0, &mut bytes)?;
+            self.made[index] = bytes;
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory that [`Weights::make`] takes.
+    pub fn bytes_to_make(plan: &Plan) -> u64 {
+        plan.weights.iter().filter(|weight| !weight.pieces.is_empty()).map(|weight| weight.bytes).sum()
+    }
+
+    /// The bytes of a weight of the plan these files were opened for. One that the files do not have as it is must have
+    /// been made.
+    pub fn bytes(&self, plan: &Plan, id: WeightId) -> &[u8] {
+        let weight = &plan.weights[id.index()];
+        if !weight.pieces.is_empty() {
+            return &self.made[id.index()];
+        }
         let (file, offset) = self.place(weight);
         // In range: the plan was checked against the files' lengths, and the files have these lengths.
         &self.maps[file][offset as usize..][..weight.bytes as usize]
@@ -103,8 +130,11 @@ impl Weights {
 
     /// Reads whole blocks of a weight from its byte `from` on, on all cores and past the map: each byte is wanted once,
     /// so mapping its page would only cost time, and a file that was cut meanwhile is an error and not the end of the
-    /// process.
+    /// process. Of a weight that is made of pieces, whole rows.
     pub fn read(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+        if !weight.pieces.is_empty() {
+            return self.make_rows(weight, from, bytes);
+        }
         let (file, offset) = self.place(weight);
         let (path, file) = &self.files[file];
         let some = at_a_time(weight);
@@ -116,19 +146,102 @@ impl Weights {
         })
     }
 
-    /// Reads all weights through the map, on all cores: each of their values is a number.
+    fn make_rows(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+        let row_bytes = weight.dtype.row_bytes(weight.dim(0)).unwrap_or(1).max(1);
+        let first = from / row_bytes;
+        let end = first + bytes.len() as u64 / row_bytes;
+        let mut parts = Vec::new();
+        let (mut rest, mut piece_start) = (bytes, 0);
+        for piece in &weight.pieces {
+            let piece_end = piece_start + piece.rows;
+            let wanted = first.max(piece_start)..piece_end.min(end);
+            piece_start = piece_end;
+            if wanted.is_empty() {
+                continue;
+            }
+            let start = piece_end - piece.rows;
+            let (own, after) = rest.split_at_mut(((wanted.end - wanted.start) * row_bytes) as usize);
+            rest = after;
+            let some = (AT_A_TIME as u64 / row_bytes).max(1) * row_bytes;
+            let cut = own.chunks_mut(some as usize).enumerate();
+            parts.extend(cut.map(|(at, out)| (piece, start, wanted.start + at as u64 * (some / row_bytes), out)));
+        }
+        parts.into_par_iter().try_for_each_init(Vec::new, |buffer, (piece, start, row, out)| {
+            self.make_some(weight, piece, row - start, out, buffer)
+                .map_err(|error| error.of_rows(weight, row))?;
+            check_numbers(weight, row * row_bytes, out)
+        })
+    }
+
+    /// Makes rows of a piece from its row `first` on; `buffer` is working memory.
+    fn make_some(
+        &self,
+        weight: &Weight,
+        piece: &Piece,
+        first: u64,
+        out: &mut [u8],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), Unmade> {
+        let columns = weight.dim(0);
+        let rows = weight.dtype.row_bytes(columns).map_or(0, |bytes| out.len() as u64 / bytes.max(1));
+        let shapes = piece.recipe.inputs(weight.dtype, columns).unwrap_or_default();
+        let places: Option<Vec<(u64, u64)>> = shapes.iter().map(|shape| shape.of_rows(first, rows)).collect();
+        let places = places.ok_or(Unmade::Fault(Fault::Misfit))?;
+        buffer.resize(places.iter().map(|(_, bytes)| *bytes as usize).sum(), 0);
+        let (mut inputs, mut rest) = (Vec::new(), buffer.as_mut_slice());
+        for ((start, bytes), span) in places.into_iter().zip(&piece.inputs) {
+            let (input, after) = rest.split_at_mut(bytes as usize);
+            let (path, file) = &self.files[span.file as usize];
+            let failed = |source| Unmade::Read(RuntimeError::Io { path: path.clone(), source });
+            file.read_exact_at(input, span.offset + start).map_err(failed)?;
+            inputs.push(&*input);
+            rest = after;
+        }
+        piece.recipe.make(weight.dtype, columns as usize, first, &inputs, out).map_err(Unmade::Fault)
+    }
+
+    /// Reads all weights through the map, on all cores: each of their values is a number. Those that are made of pieces
+    /// were checked as they were made.
     pub fn check(&self, plan: &Plan) -> Result<(), RuntimeError> {
-        plan.weights.par_iter().try_for_each(|weight| {
-            let parts = self.bytes(weight).par_chunks(at_a_time(weight)).enumerate();
+        let weights = plan.weights.par_iter().enumerate().filter(|(_, weight)| weight.pieces.is_empty());
+        weights.try_for_each(|(index, weight)| {
+            let bytes = self.bytes(plan, WeightId(index as u32));
+            let parts = bytes.par_chunks(at_a_time(weight)).enumerate();
             parts.try_for_each(|(index, bytes)| check_numbers(weight, (index * at_a_time(weight)) as u64, bytes))
         })
     }
 }
 
+/// Why rows could not be made.
+enum Unmade {
+    Read(RuntimeError),
+    Fault(Fault),
+}
+
+impl Unmade {
+    /// The same of rows of a weight from `first` on, in words.
+    fn of_rows(self, weight: &Weight, first: u64) -> RuntimeError {
+        let tensor = weight.name.clone();
+        match self {
+            Unmade::Read(error) => error,
+            Unmade::Fault(Fault::Misfit) => RuntimeError::Unmade { tensor },
+            Unmade::Fault(Fault::BadScale(bad)) => {
+                let row = first + bad.row as u64;
+                let expert = (weight.dims.len() == 3).then(|| row / weight.dim(1));
+                let of = expert.map_or(String::new(), |expert| format!(" of expert {expert}"));
+                RuntimeError::BadScale { tensor, of, row, column: bad.column, scale: bad.scale }
+            }
+        }
+    }
+}
+
+/// Bytes that one core reads at a time, about.
+const AT_A_TIME: usize = 1 << 20;
+
 /// Bytes of a weight that one core reads at a time: whole blocks.
 fn at_a_time(weight: &Weight) -> usize {
     let block = weight.dtype.layout().bytes;
-    (1 << 20) / block * block
+    AT_A_TIME / block * block
 }
 
 /// Blocks of a weight from its byte `from` on hold numbers: one that is none would make an answer of nothing but NaN.

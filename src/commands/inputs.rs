@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::{Arg, ArgMatches, Command};
-use gemma4c_models::gguf::Gguf;
 use gemma4c_runtime::ModelLocation;
 
 use super::generation::DraftArg;
@@ -47,11 +46,11 @@ fn values<T: Clone + Send + Sync + 'static>(command: &Command, matches: &ArgMatc
 /// These files, and those that they bring along: the other parts of a split model, the models of a plan.
 fn expand(read: &[PathBuf]) -> Vec<Input> {
     let mut inputs: Vec<Input> = read.iter().filter_map(|path| Input::find(path, "read by this command")).collect();
-    for path in read.iter().filter(|path| path.is_file()) {
+    for path in read.iter().filter(|path| path.exists()) {
         // A file that is neither is an error of the command, which says so better.
-        if files::is_gguf(path).unwrap_or(false) {
+        if files::is_model(path).unwrap_or(false) {
             let what = format!("a part of {}", path.display());
-            let files = Gguf::open(path).map(|model| model.files().to_vec()).unwrap_or_default();
+            let files = files::open_model(path).map(|model| model.files().to_vec()).unwrap_or_default();
             inputs.extend(files.iter().filter_map(|file| Input::find(&file.path, &what)));
         } else if files::is_plan(path).unwrap_or(false) {
             inputs.extend(models_of(path, read));

@@ -81,13 +81,13 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         args.file = brought.model;
     }
     let args = &args;
-    let text = if files::is_gguf(&args.file)? { of_model(args)? } else { of_plan(args)? };
+    let text = if files::is_model(&args.file)? { of_model(args)? } else { of_plan(args)? };
     output::print(&text)?;
     Ok(Outcome::Done)
 }
 
 fn of_model(args: &Args) -> Result<String> {
-    let file = Gguf::open(&args.file)?;
+    let file = files::open_model(&args.file)?;
     let view = &args.view;
     if view.check_weights {
         bail!("{} is a model: --check-weights looks at a plan that has its weights with it", args.file.display());

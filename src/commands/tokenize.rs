@@ -5,7 +5,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer, vocab_from_metadata};
 use gemma4c_plan::Vocab;
 
@@ -71,8 +70,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// The vocabulary of a model or of a plan.
 fn vocab_of(path: &Path) -> Result<Option<Vocab>> {
-    match files::is_gguf(path)? {
-        true => Ok(vocab_from_metadata(Gguf::open(path)?.metadata())?),
+    match files::is_model(path)? {
+        true => Ok(vocab_from_metadata(files::open_model(path)?.metadata())?),
         false => Ok(files::read_plan(path)?.vocab),
     }
 }

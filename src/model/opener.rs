@@ -105,7 +105,7 @@ impl Opener {
         if self.sequences == Some(0) {
             return Err(Error::Option("sequences 0: at least one is needed".into()));
         }
-        let Made { plan, path } = match is_named || files::is_gguf(&brought.model)? {
+        let Made { plan, path } = match is_named || files::is_model(&brought.model)? {
             true => self.make(brought)?,
             false => {
                 self.refuse_for_plan()?;

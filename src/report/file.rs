@@ -98,19 +98,24 @@ struct Share {
     bytes: Option<u64>,
 }
 
-/// Groups, types by their numbers, and what there is of each.
-struct Weights(BTreeMap<(usize, u32), Share>);
+/// Groups, types by their names, and what there is of each.
+struct Weights(BTreeMap<(usize, String), Share>);
 
 impl Weights {
     fn of(file: &Header) -> Weights {
-        let mut shares: BTreeMap<(usize, u32), Share> = BTreeMap::new();
+        let mut shares: BTreeMap<(usize, String), Share> = BTreeMap::new();
         for tensor in file.tensors() {
             let at = GROUPS.iter().position(|known| *known == group(tensor)).unwrap_or(GROUPS.len() - 1);
-            let share = shares.entry((at, tensor.ggml_type)).or_insert(Share { bytes: Some(0), ..Share::default() });
+            let name = tensor.dtype().map_or_else(|_| type_name(tensor.ggml_type), |dtype| dtype.to_string());
+            let share = shares.entry((at, name)).or_insert(Share { bytes: Some(0), ..Share::default() });
             let values = tensor.dims().iter().fold(1u64, |values, dim| values.saturating_mul(*dim));
             share.tensors += 1;
             share.values = share.values.saturating_add(values);
-            let bytes = share.bytes.zip(stored_bytes(tensor.ggml_type, values));
+            let stored = match tensor.dtype() {
+                Ok(_) => Some(tensor.spans().fold(0, |bytes: u64, span| bytes.saturating_add(span.bytes))),
+                Err(_) => stored_bytes(tensor.ggml_type, values),
+            };
+            let bytes = share.bytes.zip(stored);
             share.bytes = bytes.map(|(all, one)| all.saturating_add(one));
         }
         Weights(shares)
@@ -124,8 +129,8 @@ impl Weights {
         sums.filter(|(_, values)| *values > 0).map(|(bytes, values)| bytes as f64 * 8.0 / values as f64)
     }
 
-    fn in_group(&self, group: usize) -> impl Iterator<Item = (u32, &Share)> {
-        self.0.iter().filter(move |((at, _), _)| *at == group).map(|((_, id), share)| (*id, share))
+    fn in_group(&self, group: usize) -> impl Iterator<Item = (&str, &Share)> {
+        self.0.iter().filter(move |((at, _), _)| *at == group).map(|((_, name), share)| (name.as_str(), share))
     }
 }
 
@@ -143,7 +148,7 @@ pub fn text(file: &Header, kind: Kind, runs: &Result<(), String>) -> String {
     }
     for (at, name) in GROUPS.iter().enumerate() {
         let types: Vec<String> =
-            weights.in_group(at).map(|(id, share)| format!("{} {}", share.tensors, type_name(id))).collect();
+            weights.in_group(at).map(|(name, share)| format!("{} {name}", share.tensors)).collect();
         if let Some(bits) = Weights::bits(weights.in_group(at).map(|(_, share)| share)) {
             let _ = writeln!(out, "  {name:<18}{:<40} {bits:5.2} bits a weight", types.join(", "));
         } else if !types.is_empty() {
@@ -163,8 +168,8 @@ pub fn text(file: &Header, kind: Kind, runs: &Result<(), String>) -> String {
 /// For programs.
 pub fn json(file: &Header, kind: Kind, runs: &Result<(), String>) -> Value {
     let weights = Weights::of(file);
-    let groups = weights.0.iter().map(|((group, id), share)| {
-        json!({"group": GROUPS[*group], "type": type_name(*id), "tensors": share.tensors, "values": share.values,
+    let groups = weights.0.iter().map(|((group, name), share)| {
+        json!({"group": GROUPS[*group], "type": name, "tensors": share.tensors, "values": share.values,
                "bytes": share.bytes})
     });
     json!({"file": kind.says(file), "tensors": file.tensors().len(), "types": groups.collect::<Vec<_>>(),

@@ -390,6 +390,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
             file: 0,
             offset,
             bytes: tensor.len() as u64,
+            pieces: vec![],
         })
         .collect();
     let spans = weights.iter().map(|weight| (0, weight.offset, weight.bytes));

@@ -4,6 +4,7 @@
 //! through little memory. Which bytes a kernel that loads would write is computed here plainly, from the tables that
 //! the kernels came from; tests hold the two together.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use gemma4c_blocks::{DType, Layout};
@@ -29,6 +30,8 @@ pub enum ImageError {
     Kernel { tensor: String, dtype: DType, kernel: String },
     #[error("internal: {tensor} is at {at} of {region:?}, where something else is")]
     Overlap { tensor: String, at: u64, region: Region },
+    #[error("{0}")]
+    Tensor(String),
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
 }
@@ -51,12 +54,12 @@ enum Made {
 }
 
 /// Writes a region as loading leaves it, up to where it ends; what nothing is loaded to is zero. `tensor` gives a
-/// tensor's bytes in its file.
+/// tensor's bytes, or says why it has none.
 pub fn write_region<'b>(
     program: &CudaProgram,
     weights: &[Weight],
     region: Region,
-    tensor: &(dyn Fn(WeightId) -> &'b [u8] + Sync),
+    tensor: &dyn Fn(WeightId) -> Result<Cow<'b, [u8]>, String>,
     out: &mut dyn Write,
 ) -> Result<(), ImageError> {
     let mut pieces = pieces(program, weights, region)?;
@@ -71,7 +74,10 @@ pub fn write_region<'b>(
             Piece::Constant(values) => {
                 out.write_all(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())?;
             }
-            Piece::Rows { weight, rows, made } => write_rows(tensor(*weight), *rows, to.bytes, made, out)?,
+            Piece::Rows { weight, rows, made } => {
+                let blocks = tensor(*weight).map_err(ImageError::Tensor)?;
+                write_rows(&blocks, *rows, to.bytes, made, out)?;
+            }
         }
         at = to.offset + to.bytes;
     }

@@ -5,6 +5,8 @@
 //! cases, where they are looked for much more closely. Races between launches are the plan's:
 //! [`Simulator::launch_chain`] finds them.
 
+use std::borrow::Cow;
+
 use gemma4c_dsl::Instance;
 use gemma4c_dsl::sim::{self, AllocationId, ChainStep, Interleaving, Memory, Options, View};
 use gemma4c_plan::WeightId;
@@ -40,23 +42,23 @@ impl Simulator {
     }
 
     /// Brings the weights to the device, by the program's own kernels. `bytes` gives a tensor's bytes in its file.
-    pub fn load<'b>(
+    pub fn load<'b, B: Into<Cow<'b, [u8]>>>(
         &mut self,
         program: &CudaProgram,
-        bytes: impl Fn(WeightId) -> &'b [u8],
+        bytes: impl Fn(WeightId) -> B,
     ) -> Result<(), SimulateError> {
         for constant in &program.constants {
             let values: Vec<u8> = constant.values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.write(constant.to, &values);
         }
         for load in &program.loads {
-            let blocks = bytes(load.weight);
+            let blocks: Cow<'b, [u8]> = bytes(load.weight).into();
             let mut staging = Memory::new();
             let source = staging.allocate(blocks.len());
-            staging.bytes_mut(source).copy_from_slice(blocks);
+            staging.bytes_mut(source).copy_from_slice(&blocks);
             for part in &load.parts {
                 match *part {
-                    LoadPart::Copy { to } => self.write(to, blocks),
+                    LoadPart::Copy { to } => self.write(to, &blocks),
                     LoadPart::Kernel { kernel, order, to, row_count, per_block, .. } => {
                         let count = row_count * load.rows;
                         let instance = &self.instances[kernel as usize];

@@ -157,14 +157,15 @@ impl<'a> Inventory<'a> {
         let dims = stored;
         let mut dtype = DType::F32;
         match self.file.tensor(name) {
-            None => self.problems.push(format!("{name} {dims:?} is missing")),
+            None => self.problems.push(format!("{} {dims:?} is missing", self.file.called(name))),
             Some(tensor) if tensor.dims() != dims => {
+                let name = self.file.called(name);
                 self.problems.push(format!("{name} has the shape {:?}, expected {dims:?}", tensor.dims()));
             }
             Some(tensor) => match tensor.dtype() {
                 Err(_) => *self.unread.entry(tensor.ggml_type).or_default() += 1,
                 Ok(found) if only.is_some_and(|only| only != found) => {
-                    self.problems.push(format!("{name} is {found}, expected f32"));
+                    self.problems.push(format!("{} is {found}, expected f32", self.file.called(name)));
                 }
                 Ok(found) => dtype = found,
             },

@@ -28,6 +28,15 @@ pub enum GgufError {
     UnsupportedType { tensor: String, id: u32 },
     #[error("tensor {} is missing", quoted(tensor))]
     MissingTensor { tensor: String },
+    #[error(
+        "tensor {}: the scale of row {row} from column {column} on is {scale}; a trained weight has a positive number",
+        quoted(tensor)
+    )]
+    BadScale { tensor: String, row: usize, column: usize, scale: f32 },
+    #[error("tensor {} has the shape {dims:?}, expected a factor in f32, or one for each expert", quoted(tensor))]
+    Factors { tensor: String, dims: Vec<u64> },
+    #[error("internal: tensor {} cannot be made of its pieces", quoted(tensor))]
+    Unmade { tensor: String },
     #[error("tensor {} is {}, expected 32-bit integers", quoted(tensor), type_name(*id))]
     NotIntegers { tensor: String, id: u32 },
 }

@@ -141,7 +141,8 @@ fn raw_tensor(cursor: &mut Cursor<'_>, name: &str) -> Result<TensorInfo, BadTens
     let ggml_type = cursor.u32()?;
     let offset = cursor.u64()?;
     // A tensor with no dimensions is a scalar, which is to say one value.
-    Ok(TensorInfo { name: name.into(), dims, rank: rank.max(1), ggml_type, file: 0, offset, len: 0 })
+    let (rank, pieces, presented) = (rank.max(1), Vec::new(), None);
+    Ok(TensorInfo { name: name.into(), dims, rank, ggml_type, file: 0, offset, len: 0, pieces, presented })
 }
 
 fn alignment(entries: &[Entry], bytes: &[u8]) -> Result<u64, Fault> {

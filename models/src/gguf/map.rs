@@ -10,7 +10,7 @@ use memmap2::Advice;
 
 use super::GgufError;
 
-pub(super) enum Mapping {
+pub(crate) enum Mapping {
     File(memmap2::Mmap),
     /// Of a model that is only described.
     Header(Vec<u8>),

@@ -5,6 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::cursor::Cursor;
 use super::error::{GgufError, quoted};
 use super::limits::MAX_ENTRIES;
@@ -30,6 +32,14 @@ pub struct Metadata {
 impl Metadata {
     pub(super) fn new(file: Arc<Mapping>, entries: Vec<Entry>, by_key: Vec<u32>) -> Metadata {
         Metadata { file, entries, by_key }
+    }
+
+    /// A hash of all of it, where it is in no file; else 0.
+    pub(super) fn hash_in_memory(&self) -> u64 {
+        match &*self.file {
+            Mapping::Header(bytes) => xxh3_64(bytes),
+            Mapping::File(_) => 0,
+        }
     }
 
     /// Number of keys.

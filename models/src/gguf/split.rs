@@ -100,7 +100,8 @@ fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
         fault: Fault::DuplicateTensor(t.name.to_string()),
     })?;
     let metadata = metadata.expect("a model has at least one part");
-    Ok(Gguf { files, maps, header: Header { metadata, tensors, by_name } })
+    let header = Header { metadata, tensors, by_name, aliases: None };
+    Ok(Gguf { files, maps, header, notes: Vec::new() })
 }
 
 impl Part {

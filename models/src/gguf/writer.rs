@@ -179,7 +179,7 @@ impl Writer {
         let by_name = sorted(&tensors, |t| &t.name);
         let by_name = by_name.map_err(|t| malformed(Fault::DuplicateTensor(t.name.to_string())))?;
         let metadata = Metadata::new(Arc::new(Mapping::Header(header)), entries, by_key);
-        Ok(Header { metadata, tensors, by_name })
+        Ok(Header { metadata, tensors, by_name, aliases: None })
     }
 
     /// The header's bytes, where the data starts behind it, and the bytes of the whole file.

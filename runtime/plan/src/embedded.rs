@@ -50,7 +50,7 @@ impl Embedded {
         if plan.cuda.is_none() {
             let (offsets, _) = tensors(&plan.weights)?;
             for (weight, offset) in plan.weights.iter_mut().zip(offsets) {
-                weight.offset = offset;
+                (weight.offset, weight.pieces) = (offset, Vec::new());
             }
         }
         let (form, bytes) = size(plan)?;

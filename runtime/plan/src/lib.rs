@@ -30,7 +30,7 @@ mod vocab;
 pub use drafter::Drafter;
 pub use format::{PlanError, START, VERSION, own_bytes};
 pub use gemma4c_ops::{Attribute, CacheId, Op, RowCount, WeightId};
-pub use model::{Model, ModelFile, Target, Weight};
+pub use model::{Model, ModelFile, Piece, Span, Target, Weight};
 pub use program::{Cache, Kind, Program, Step, Value, ValueIndex};
 pub use tower::{MediaTokens, Medium, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};

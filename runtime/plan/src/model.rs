@@ -1,6 +1,7 @@
 //! Which model a plan belongs to, where its weights lie, and where it may run.
 
 use gemma4c_blocks::DType;
+use gemma4c_blocks::recipe::{MOST_INPUTS, Recipe};
 use serde::{Deserialize, Serialize};
 
 /// One file of the model, as it was when the plan was compiled.
@@ -37,11 +38,46 @@ pub struct Weight {
     /// Fastest first.
     #[serde(deserialize_with = "crate::list::at_most::<4, _, _>")]
     pub dims: Vec<u64>,
-    /// Index into [`Model::files`].
+    /// Index into [`Model::files`]; 0 where it is made of pieces.
     pub file: u32,
-    /// From the start of that file; of the embedded weights, where the plan has the tensors with it.
+    /// From the start of that file; of the embedded weights, where the plan has the tensors with it. 0 where it is made
+    /// of pieces.
     pub offset: u64,
     pub bytes: u64,
+    /// What its rows are made of, in order; none where its bytes are in a file as they are.
+    #[serde(deserialize_with = "crate::list::at_most::<4096, _, _>")]
+    pub pieces: Vec<Piece>,
+}
+
+/// Some rows of a tensor, and how they are made of bytes in files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    pub rows: u64,
+    pub recipe: Recipe,
+    /// As [`Recipe::inputs`] lists them.
+    #[serde(deserialize_with = "crate::list::at_most::<MOST_INPUTS, _, _>")]
+    pub inputs: Vec<Span>,
+}
+
+/// Bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Index into [`Model::files`].
+    pub file: u32,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl Piece {
+    /// Whether it makes rows of that type and width, and has for that what it needs.
+    pub fn makes(&self, dtype: DType, columns: u64) -> bool {
+        let fits = |(input, span): (&gemma4c_blocks::recipe::Input, &Span)| {
+            input.of_rows(0, self.rows).is_some_and(|(_, bytes)| bytes == span.bytes)
+        };
+        self.recipe.inputs(dtype, columns).is_some_and(|inputs| {
+            inputs.len() == self.inputs.len() && inputs.iter().zip(&self.inputs).all(fits)
+        })
+    }
 }
 
 impl Weight {
@@ -50,10 +86,21 @@ impl Weight {
         self.dims.get(i).copied().unwrap_or(1)
     }
 
+    /// Rows of all its other dimensions; `None` on overflow.
+    pub fn rows(&self) -> Option<u64> {
+        self.dims.iter().skip(1).try_fold(1u64, |n, d| n.checked_mul(*d))
+    }
+
+    /// All bytes of files that it depends on.
+    pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
+        let itself = Span { file: self.file, offset: self.offset, bytes: self.bytes };
+        let whole = self.pieces.is_empty().then_some(itself);
+        whole.into_iter().chain(self.pieces.iter().flat_map(|piece| piece.inputs.iter().copied()))
+    }
+
     /// Bytes the type and dimensions imply; `None` where they make no sense.
     pub fn expected_bytes(&self) -> Option<u64> {
-        let rows = self.dims.iter().skip(1).try_fold(1u64, |n, d| n.checked_mul(*d))?;
-        self.dtype.row_bytes(self.dim(0))?.checked_mul(rows)
+        self.dtype.row_bytes(self.dim(0))?.checked_mul(self.rows()?)
     }
 }
 

@@ -6,7 +6,7 @@
 use gemma4c_ops::RowCount;
 
 use crate::validate_program::{MOST, check_name, check_program, is_floats};
-use crate::{Plan, Target, validate_cuda, validate_drafter, validate_tower};
+use crate::{Plan, Span, Target, Weight, validate_cuda, validate_drafter, validate_tower};
 
 /// The first contradiction, as a sentence.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
@@ -42,7 +42,6 @@ fn check_weights(plan: &Plan) -> Result<(), String> {
     let mut total = 0u64;
     for (i, w) in plan.weights.iter().enumerate() {
         check_name("weight", i, &w.name)?;
-        let file = plan.model.files.get(w.file as usize).ok_or(format!("{} lies in file {}", w.name, w.file))?;
         if w.dims.is_empty() || w.dims.len() > 4 || w.dims.iter().any(|d| *d == 0 || *d > MOST as u64) {
             return Err(format!("{} has dimensions {:?}", w.name, w.dims));
         }
@@ -50,12 +49,39 @@ fn check_weights(plan: &Plan) -> Result<(), String> {
             return Err(format!("{} {}{:?} has {} bytes", w.name, w.dtype, w.dims, w.bytes));
         }
         let elsewhere = plan.embedded.as_ref().is_some_and(|weights| weights.has_tensors());
-        if !elsewhere && w.offset.checked_add(w.bytes).is_none_or(|end| end > file.bytes) {
-            return Err(format!("{} ends beyond file {} of {} bytes", w.name, w.file, file.bytes));
+        if !elsewhere {
+            w.spans().try_for_each(|span| check_span(plan, &w.name, span))?;
         }
+        check_pieces(w, elsewhere)?;
         total = total.checked_add(w.bytes).ok_or("the weights are larger than any machine")?;
     }
     Ok(())
+}
+
+fn check_span(plan: &Plan, name: &str, span: Span) -> Result<(), String> {
+    let file = plan.model.files.get(span.file as usize).ok_or(format!("{name} lies in file {}", span.file))?;
+    match span.offset.checked_add(span.bytes).is_some_and(|end| end <= file.bytes) {
+        true => Ok(()),
+        false => Err(format!("{name} ends beyond file {} of {} bytes", span.file, file.bytes)),
+    }
+}
+
+/// Pieces make all rows of their tensor, each of what it needs.
+fn check_pieces(w: &Weight, elsewhere: bool) -> Result<(), String> {
+    if w.pieces.is_empty() {
+        return Ok(());
+    }
+    if elsewhere || (w.file, w.offset) != (0, 0) {
+        return Err(format!("{} is in a file, and made of pieces", w.name));
+    }
+    if let Some(at) = w.pieces.iter().position(|piece| piece.rows == 0 || !piece.makes(w.dtype, w.dim(0))) {
+        return Err(format!("piece {at} of {} does not make rows of it", w.name));
+    }
+    let made = w.pieces.iter().try_fold(0u64, |rows, piece| rows.checked_add(piece.rows));
+    match made == w.rows() {
+        true => Ok(()),
+        false => Err(format!("the pieces of {} do not make its rows", w.name)),
+    }
 }
 
 fn check_vocab(plan: &Plan) -> Result<(), String> {

@@ -187,15 +187,17 @@ impl Executor {
         let programs =
             std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
         let arenas = programs.map(|program| program.arena_bytes);
+        let made = Weights::bytes_to_make(&plan);
         let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
-        let needed = needed.unwrap_or(u64::MAX);
+        let needed = needed.and_then(|sum| sum.checked_add(made)).unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
-            let what = "keys, values and activations";
+            let what = if made == 0 { "keys, values and activations" } else { "weights, keys, values and activations" };
             let advice = "ask for fewer --sequences, or compile with a smaller --ctx";
             return Err(RuntimeError::OutOfMemory { what, needed, available, advice });
         }
-        let weights = Weights::open(&plan, location)?;
+        let mut weights = Weights::open(&plan, location)?;
         weights.check(&plan)?;
+        weights.make(&plan)?;
         Ok(Executor::new(plan, Part::Text, Arc::new(weights), room))
     }
 
@@ -217,11 +219,12 @@ impl Executor {
         let vectors: Vec<Vec<f32>> = plan
             .weights
             .iter()
-            .map(|w| {
+            .enumerate()
+            .map(|(index, w)| {
                 let mut vector =
                     vec![0.0; if w.dims.len() == 1 && w.dtype == DType::F32 { w.dim(0) as usize } else { 0 }];
                 if !vector.is_empty() {
-                    decode::decode_row(w.dtype, weights.bytes(w), &mut vector);
+                    decode::decode_row(w.dtype, weights.bytes(&plan, WeightId(index as u32)), &mut vector);
                 }
                 vector
             })
@@ -321,7 +324,7 @@ impl Executor {
         let matrix = |w: WeightId| {
             let weight = &self.plan.weights[w.index()];
             let (rows, cols) = (weight.dim(1) as usize, weight.dim(0) as usize);
-            Matrix { dtype: weight.dtype, bytes: self.weights.bytes(weight), rows, cols }
+            Matrix { dtype: weight.dtype, bytes: self.weights.bytes(&self.plan, w), rows, cols }
         };
         let vector = |w: WeightId| self.vectors[w.index()].as_slice();
         let picture = || pass.picture.expect("a tower is given a picture");

@@ -85,7 +85,7 @@ fn add_weights(plan: &mut Plan, gguf: &Gguf, file: u32, graph: &Graph) {
     plan.weights.extend(graph.weights.iter().map(|weight| {
         let tensor = gguf.tensor(&weight.name).expect("a tensor");
         let (name, dims) = (weight.name.clone(), weight.dims.clone());
-        Weight { name, dtype: weight.dtype, dims, file, offset: tensor.offset, bytes: tensor.len }
+        Weight { name, dtype: weight.dtype, dims, file, offset: tensor.offset, bytes: tensor.len, pieces: vec![] }
     }));
 }
 

@@ -51,6 +51,7 @@ pub fn compile(path: &Path, context: u32) -> Plan {
         file: t.file as u32,
         offset: t.offset,
         bytes: t.len,
+        pieces: vec![],
     };
     let name = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let files = file.files().iter();
