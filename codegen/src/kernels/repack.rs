@@ -144,7 +144,7 @@ pub struct Repack {
 impl Repack {
     /// Elements of `out` that `rows` rows of `k` values fill: the kernel's `count`.
     pub fn count(&self, rows: u64, k: u64) -> u64 {
-        rows * (k / self.plane.per as u64) * (self.plane.bytes / self.element_bytes) as u64
+        rows * (k / self.plane.per as u64) * self.plane.bytes as u64 / self.element_bytes as u64
     }
 }
 

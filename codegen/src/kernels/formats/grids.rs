@@ -198,7 +198,7 @@ pub fn seven_signs(signs: u32, i: u32) -> u32 {
 }
 
 #[device]
-pub fn signed(magnitude: u32, negative: u32) -> f32 {
+pub fn with_sign(magnitude: u32, negative: u32) -> f32 {
     if negative == 1 { -(magnitude as f32) } else { magnitude as f32 }
 }
 
@@ -270,7 +270,7 @@ pub fn value_iq2_xxs(at: u64, tensor: Weights<u8>) -> f32 {
     let second = block_word(block, 6 + group * 8);
     let magnitude = level_of(iq2_xxs_point(block[2 + group * 8 + i % 32 / 8] as u32), i);
     let scale = half_at(block, 0) * ((second >> 28) * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, seven_signs(second >> (i % 32 / 8 * 7), i % 8))
+    scale * with_sign(magnitude, seven_signs(second >> (i % 32 / 8 * 7), i % 8))
 }
 
 pub fn iq2_xxs() -> Kernels {
@@ -326,7 +326,7 @@ pub fn value_iq2_xs(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = level_of(iq2_xs_point(entry & 511), i);
     let nibble = block[66 + i / 32] as u32 >> (i % 32 / 16 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, seven_signs(entry >> 9, i % 8))
+    scale * with_sign(magnitude, seven_signs(entry >> 9, i % 8))
 }
 
 pub fn iq2_xs() -> Kernels {
@@ -384,7 +384,7 @@ pub fn value_iq2_s(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = level_of(iq2_s_point(block[2 + i / 8] as u32 | upper << 8), i);
     let nibble = block[74 + i / 32] as u32 >> (i % 32 / 16 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, block[34 + i / 8] as u32 >> (i % 8) & 1)
+    scale * with_sign(magnitude, block[34 + i / 8] as u32 >> (i % 8) & 1)
 }
 
 pub fn iq2_s() -> Kernels {
@@ -440,7 +440,7 @@ pub fn value_iq3_xxs(at: u64, tensor: Weights<u8>) -> f32 {
     let word = block_word(block, 66 + i / 32 * 4);
     let magnitude = byte_of(iq3_xxs_point(block[2 + i / 4] as u32), i % 4);
     let scale = half_at(block, 0) * ((word >> 28) * 2 + 1) as f32 * 0.25;
-    scale * signed(magnitude, seven_signs(word >> (i % 32 / 8 * 7), i % 8))
+    scale * with_sign(magnitude, seven_signs(word >> (i % 32 / 8 * 7), i % 8))
 }
 
 pub fn iq3_xxs() -> Kernels {
@@ -497,7 +497,7 @@ pub fn value_iq3_s(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = byte_of(iq3_s_point(block[2 + i / 4] as u32 | upper << 8), i % 4);
     let nibble = block[106 + i / 64] as u32 >> (i / 32 % 2 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32;
-    scale * signed(magnitude, block[74 + i / 8] as u32 >> (i % 8) & 1)
+    scale * with_sign(magnitude, block[74 + i / 8] as u32 >> (i % 8) & 1)
 }
 
 pub fn iq3_s() -> Kernels {
