@@ -192,7 +192,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         drafter,
     };
     if for_gpu {
-        options.passes_off()?;
+        options.passes_off([])?;
     }
     let files = Files::open(&model, &options)?;
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;

@@ -46,7 +46,6 @@ mod layout {
 }
 
 mod formats {
-    use gemma4c_blocks::DType;
     use gemma4c_codegen::kernels::matvec::formats::{format, side_arguments, types_with_kernels};
     use gemma4c_codegen::kernels::planes::planes;
     use gemma4c_dsl::Filled;
@@ -65,7 +64,6 @@ mod formats {
 }
 
 mod image {
-    use gemma4c_blocks::DType;
     use gemma4c_codegen::cuda::image::repacked_plane;
     use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
     use gemma4c_codegen::kernels::planes::Repacked;

@@ -11,8 +11,7 @@ use gemma4c_blocks::grids::{self, Grid};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::table;
 
-use super::Kernels;
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, TensorFormat};
 use super::packing::block_word;
 use super::pieces::{dot16, finish, half_at, half_in, scaled8, start_zero};
 use super::two_bits::whole_of_halves;

@@ -9,8 +9,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::Kernels;
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, TensorFormat};
 use super::factors::{brain_at, brain_in, factors_brain};
 use super::pieces::{dot16, finish, finish_with_minimum, half_at, half_in, lifted8, plane_bits, scaled8, start_zero};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
