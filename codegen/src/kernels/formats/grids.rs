@@ -284,6 +284,7 @@ pub fn iq2_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xxs::DEF,
+        decode_by_fma: decode_iq2_xxs::DEF,
         picked: None,
     }
 }
@@ -341,6 +342,7 @@ pub fn iq2_xs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xs::DEF,
+        decode_by_fma: decode_iq2_xs::DEF,
         picked: None,
     }
 }
@@ -399,6 +401,7 @@ pub fn iq2_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_s::DEF,
+        decode_by_fma: decode_iq2_s::DEF,
         picked: None,
     }
 }
@@ -454,6 +457,7 @@ pub fn iq3_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_xxs::DEF,
+        decode_by_fma: decode_iq3_xxs::DEF,
         picked: None,
     }
 }
@@ -512,6 +516,7 @@ pub fn iq3_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_s::DEF,
+        decode_by_fma: decode_iq3_s::DEF,
         picked: None,
     }
 }

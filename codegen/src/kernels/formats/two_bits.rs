@@ -121,6 +121,7 @@ pub fn q2_k() -> Kernels {
             ..TensorFormat::integers(2, bytes_q2_k::DEF, factors_q2_k::DEF)
         }),
         decode: decode_q2_k::DEF,
+        decode_by_fma: decode_q2_k::DEF,
         picked: None,
     }
 }
@@ -209,6 +210,7 @@ pub fn q3_k() -> Kernels {
             ..TensorFormat::integers(2, bytes_q3_k::DEF, factors_q3_k::DEF)
         }),
         decode: decode_q3_k::DEF,
+        decode_by_fma: decode_q3_k::DEF,
         picked: None,
     }
 }
@@ -255,6 +257,7 @@ pub fn i2() -> Kernels {
         matvec: Format { summed: true, ..Format::integers(2, side_i2::DEF, dot_i2::DEF) },
         tensor: Some(TensorFormat::integers(2, bytes_i2::DEF, factors_brain::DEF)),
         decode: decode_i2::DEF,
+        decode_by_fma: decode_i2::DEF,
         picked: None,
     }
 }
