@@ -15,7 +15,7 @@
 //! range of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the
 //! oracle of the kernels that repack and multiply.
 
-use gemma4c_blocks::narrow::fp8_to_f32;
+use gemma4c_blocks::thin::fp8_to_f32;
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
 use gemma4c_dsl::{BF16, ElementType, F16, Float};
 
@@ -76,7 +76,7 @@ impl WeightPlane {
         match (self.content, self.bytes) {
             (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
             (_, 8) if !self.is_codes() => ElementType::U32x2,
-            // Units of 8 bytes, for narrow instances.
+            // Units of 8 bytes, for thin instances.
             (_, 8) => ElementType::U32x4,
             _ => ElementType::U32,
         }

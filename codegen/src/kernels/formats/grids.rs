@@ -1,6 +1,6 @@
 //! The grid types IQ2 and IQ3: magnitudes that occur together, found by an index, each with a sign of its own.
 //!
-//! A unit has 8 bytes of codes, so instances are narrow (`two_bits.rs` says what that means): eight indices of points of
+//! A unit has 8 bytes of codes, so instances are thin (`two_bits.rs` says what that means): eight indices of points of
 //! four values, or four of points of eight and a word of signs. [`packing`](super::packing) makes the planes. A grid is
 //! a table in shared memory: a word a point, four bytes, or eight numbers of four bits that stand for three magnitudes.
 //!
@@ -202,31 +202,31 @@ pub fn with_sign(magnitude: u32, negative: u32) -> f32 {
 }
 
 /// Four bits a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_xxs(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 8)[more / 8], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// A byte a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_xs(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 4)[more / 4], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// Two bytes a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_s(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// One half for each eight units, and a unit's signs.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq3_xxs(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 16)[more / 16], high.offset(unit)[more], 0, 0)
 }
 
 /// Two bytes a unit, one half for each eight units, and a unit's signs.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq3_s(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16], high.offset(unit)[more], 0)
 }
@@ -250,7 +250,7 @@ pub fn dot_iq2_xxs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f
     finish_whole(dots_of_words(word_iq2_xxs, unit, number, x), factors_iq2_xxs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_xxs, word, side, index)
 }
@@ -307,7 +307,7 @@ pub fn dot_iq2_xs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f3
     finish_halves(dots_of_words(word_iq2_xs, unit, number, x), factors_iq2_xs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_xs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_xs, word, side, index)
 }
@@ -366,7 +366,7 @@ pub fn dot_iq2_s(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
     finish_halves(dots_of_words(word_iq2_s, unit, number, x), factors_iq2_s(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_s(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_s, word, side, index)
 }
@@ -424,7 +424,7 @@ pub fn dot_iq3_xxs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f
     finish_whole(dots_of_words(word_iq3_xxs, unit, number, x), factors_iq3_xxs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq3_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq3_xxs, word, side, index)
 }
@@ -481,7 +481,7 @@ pub fn dot_iq3_s(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
     finish_whole(dots_of_words(word_iq3_s, unit, number, x), factors_iq3_s(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq3_s(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq3_s, word, side, index)
 }

@@ -127,7 +127,8 @@ impl Source {
             Source::Planes(_) => 2 + 2 * Self::depth(tile),
         };
         // A KiB of shared memory of each block is the driver's, and a step's mbarriers are 16 bytes.
-        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024 - 16 * most;
+        let tables = if let Source::Planes(dtype) = self { decode(*dtype).table_bytes() } else { 0 };
+        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024 - 16 * most - tables;
         (bytes / self.step_bytes(tile)).min(most)
     }
 
