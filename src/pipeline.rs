@@ -337,7 +337,7 @@ impl<'a> Declared<'a> {
             snapshots,
             target: gpu.clone(),
             vram,
-            disabled: self.options.passes_off()?,
+            disabled: self.options.passes_off(self.graph.weights.iter().map(|weight| weight.dtype))?,
         };
         let towers: Vec<TowerGraph<'_>> = self.towers.iter().map(DeclaredTower::for_gpus).collect();
         let drafter = self.drafter.as_ref().map(|drafter| cuda::Drafter {

@@ -260,9 +260,9 @@ pub struct DeviceDef {
     pub output: &'static str,
     /// Compile-time parameters it takes from the instance, by name.
     pub constants: &'static [ConstantDef],
-    /// In a slot it makes the instance narrow (`narrow.rs`).
-    pub narrow: bool,
-    /// What stands for it in narrow instances.
+    /// In a slot it makes the instance thin (`thin.rs`).
+    pub thin: bool,
+    /// What stands for it in thin instances.
     pub instead: Option<fn() -> Callee>,
     pub callees: &'static [fn() -> Callee],
     pub cuda: &'static str,
@@ -311,6 +311,24 @@ pub struct TableDef {
     pub name: &'static str,
     pub doc: &'static str,
     pub values: &'static [u32],
+}
+
+impl DeviceDef {
+    /// Bytes of shared memory that the tables take which it reaches.
+    pub fn table_bytes(&self) -> u32 {
+        fn reach(def: &DeviceDef, found: &mut Vec<&'static TableDef>) {
+            for callee in def.callees {
+                match callee() {
+                    Callee::Device(other) => reach(other, found),
+                    Callee::Table(table) if !found.contains(&table) => found.push(table),
+                    _ => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        reach(self, &mut found);
+        found.iter().map(|table| table.values.len() as u32 * 4).sum()
+    }
 }
 
 /// Intrinsics and definitions have unique names, so comparing names is enough.

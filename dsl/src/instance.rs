@@ -279,14 +279,14 @@ impl Instance {
     }
 
     /// Whether elements of `Weights<U32x4>` are 8 bytes: a function in a slot says so.
-    pub fn is_narrow(&self) -> bool {
-        self.fills.iter().flat_map(|fill| &fill.functions).any(|function| function.narrow)
+    pub fn is_thin(&self) -> bool {
+        self.fills.iter().flat_map(|fill| &fill.functions).any(|function| function.thin)
     }
 
     /// Whether that parameter's elements are 8 bytes.
-    pub(crate) fn has_narrow(&self, param: &InstanceParam) -> bool {
+    pub(crate) fn has_thin(&self, param: &InstanceParam) -> bool {
         let codes = ParamKind::Memory { access: Access::Weights, element: "U32x4" };
-        param.def.kind == codes && self.is_narrow()
+        param.def.kind == codes && self.is_thin()
     }
 
     /// Bytes of shared memory that tables take, beside the kernel's own arrays.
@@ -371,7 +371,7 @@ impl Instance {
                     found.intrinsics.push(row);
                 }
             }
-            Callee::Device(def) if def.instead.is_some() && self.is_narrow() => {
+            Callee::Device(def) if def.instead.is_some() && self.is_thin() => {
                 let Some(Callee::Device(other)) = def.instead.map(|other| other()) else { return Ok(()) };
                 if !found.replaced.iter().any(|(name, _)| *name == def.name) {
                     self.reach(Callee::Device(other), found, path)?;

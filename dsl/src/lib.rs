@@ -110,9 +110,9 @@
 //!   fills a slot if it says what the slot gives: `fills(value)`.
 //! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value
 //!   or nothing. In CUDA a register array is a reference with its length, so that they may pass it on to `wgmma`.
-//! - **Narrow functions**: `#[device(narrow)]` on a function in a slot says that elements of `Weights<U32x4>` are 8
+//! - **Thin functions**: `#[device(thin)]` on a function in a slot says that elements of `Weights<U32x4>` are 8
 //!   bytes. Loads and 16-byte copies of one bring these, and zeros or anything behind them. So kernels of units of 16
-//!   bytes take units of 8. `#[device(narrow(other))]` on a function that they call names what stands for it then.
+//!   bytes take units of 8. `#[device(thin(other))]` on a function that they call names what stands for it then.
 //! - **Tables** ([`table!`]): constant words by index, in shared memory.
 //! - **Device functions with slots**: `#[device(slots(fetch(at: u32) -> U32x4))]`. Whoever calls one passes a function
 //!   for each slot before the other arguments: a slot of its own, or a device function by name, `pipeline(fetch,
@@ -180,7 +180,7 @@ pub mod harness;
 pub mod host;
 mod instance;
 pub mod intrinsics;
-mod narrow;
+mod thin;
 mod passing;
 #[doc(hidden)]
 pub mod semantics;

@@ -4,7 +4,7 @@
 use crate::definition::{HostText, Intrinsic};
 use crate::definition::TableDef;
 use crate::instance::{Instance, InstanceParam};
-use crate::{narrow, text};
+use crate::{thin, text};
 use crate::values::ConstantValue;
 use std::fmt::Write as _;
 
@@ -135,9 +135,9 @@ impl Instance {
             source.push('\n');
             source.push_str(&tidy(&intrinsic(row)));
         }
-        if self.is_narrow() {
-            source.push_str(narrow::POINTER);
-            for (name, cuda, host) in narrow::READERS {
+        if self.is_thin() {
+            source.push_str(thin::POINTER);
+            for (name, cuda, host) in thin::READERS {
                 if functions.intrinsics.iter().any(|row| row.name == name) {
                     source.push_str(if on_host { host } else { cuda });
                 }

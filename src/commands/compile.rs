@@ -207,7 +207,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         chat_template: args.chat_template.as_deref().map(files::read_template).transpose()?,
     };
     if for_gpu {
-        options.passes_off()?;
+        options.passes_off([])?;
     }
     let files = Files::open(&model, &options)?;
     files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));

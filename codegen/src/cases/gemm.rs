@@ -181,6 +181,11 @@ pub fn shapes() -> Vec<Case> {
         Problem::new(q4(19, 32), [3, 3]).case(FEW),
         Problem::new(of(DType::BF16, 19, 32), [3, 3]).case(FEW),
         Problem::new(in_f16(q8(70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
+        Problem::new(in_f16(of(DType::I4, 19, 192)), [7, 5]).case(FEW),
+        Problem::new(in_f16(of(DType::I8, 19, 192)), [7, 5]).case(FEW),
+        Problem::new(in_f16(of(DType::F8, 70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
+        // Scales that are no whole words: the whole unit is decoded.
+        Problem::new(of(DType::F8, 19, 96), [7, 5]).case(FEW),
         Problem::new(with_add, [7, 5]).case(FEW),
         Problem::new(q8(70, 160), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
         Problem::new(q4(40, 1024), [8, 8]).case(Shape { held: 2, across: 1, stages: 4, ..FEW }),
@@ -211,6 +216,8 @@ pub fn warpgroups() -> Vec<Case> {
     let shapes = vec![
         Problem::new(in_f16(of(DType::Q4_0, 70, 1088)), [7, 5]).case(MANY),
         Problem::new(in_f16(of(DType::Q8_0, 70, 256)), [40, 40]).case(Shape { rows: 64, x_stages: 4, ..MANY }),
+        Problem::new(in_f16(of(DType::I4, 70, 1088)), [7, 5]).case(MANY),
+        Problem::new(in_f16(of(DType::F8, 70, 256)), [40, 40]).case(Shape { rows: 64, x_stages: 4, ..MANY }),
         Problem::new(with_add, [7, 5]).case(MANY),
         Problem::new(of(DType::Q8_0, 140, 1152), [40, 37]).case(Shape { rows: 64, across: 8, ..MANY }),
         Problem::new(gated(of(DType::Q4_0, 40, 2048)), [96, 90]).case(Shape { rows: 96, stages: 4, ..MANY }),

@@ -40,7 +40,7 @@ fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
         (Content::Verbatim, DType::F32) => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
         (Content::Verbatim, DType::BF16) => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
         (Content::Verbatim, _) => HALVES,
-        (Content::Bits { .. }, _) => ANY,
+        (Content::Bits { .. } | Content::Quads { .. }, _) => ANY,
         (Content::Packed(Packing::ScalesQ3K), _) => (0x1f1f_1f1f_1f1f_1f1f, 0),
         (Content::Packed(Packing::ScalesIQ3S), _) => (0x1eff_1eff_1eff_1eff, 0x0100_0100_0100_0100),
         (Content::Packed(_), _) => ANY,
@@ -207,6 +207,12 @@ pub(super) fn rounded(dtype: DType, x: &[f32], unbounded: bool) -> Vec<f64> {
     }
 }
 
+/// How far a sum of rounded activations' products may be off, by the sum of its terms' sizes: as far as one of that many
+/// terms in f32, or as one of sums of four products in f16.
+pub(super) fn error_of_sums(dtype: DType) -> f64 {
+    if matches!(dtype.layout().codes, Codes::E4M3 { .. }) { 5e-4 } else { 2e-6 }
+}
+
 /// Each row's product, and the sum of its terms' sizes.
 pub(super) fn oracle(matrix: &Repacked, x: &[f64]) -> Vec<(f64, f64)> {
     let terms = |row| x.iter().enumerate().map(move |(i, x)| f64::from(matrix.value(row, i)) * x);
@@ -238,8 +244,8 @@ impl Problem {
         let rows = oracle(&matrix, &rounded(product.dtype, &layer.activations(&product), product.unbounded));
         let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
         let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
-        // An f32 sum of that many terms of that size; the gate's error is multiplied by up, and up's by the gate.
-        let mut absolute = size * 2e-6;
+        // The gate's error is multiplied by up, and up's by the gate.
+        let mut absolute = size * error_of_sums(product.dtype);
         if product.geglu {
             let largest = rows.iter().map(|(value, _)| value.abs()).fold(1.0, f64::max);
             absolute *= 2.0 * largest;

@@ -6,7 +6,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::gather::{elements, table};
 use super::geglu;
-use super::matvec::{Layer, gelu, oracle, random_planes, rounded};
+use super::matvec::{Layer, error_of_sums, gelu, oracle, random_planes, rounded};
 use super::norm::normed;
 use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
@@ -110,7 +110,8 @@ fn step_after(step: Step, layers: Vec<Layer>, gate_matrix: Repacked) -> Case {
     let code = largest(&mut gated.iter().copied()) / 127.0;
     let weight = largest(&mut (0..k * n).map(|at| matrix.value(at / n, at % n)));
     let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max) as f32;
-    let bound = Bound::Within { absolute: 2.0 * code * weight + size * 2e-6, relative: 1e-5 };
+    let bound =
+        Bound::Within { absolute: 2.0 * code * weight + size * error_of_sums(projection) as f32, relative: 1e-5 };
     let count = layers.len();
     let of_rows = if count > 1 { format!(", {count} rows") } else { String::new() };
     let name = format!("step, {gate} and {projection}, {width} and {inputs}, {cluster_size} blocks{of_rows}");

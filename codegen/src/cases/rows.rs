@@ -16,6 +16,7 @@ use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
+use crate::kernels::rows::formats::TensorFormat;
 use crate::kernels::rows::shape::{Cores, Tensor};
 use crate::kernels::rows::tiling::Tiles;
 use crate::kernels::rows::{Product, Shape, SumOrder};
@@ -319,7 +320,7 @@ pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
         let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
-        if format(dtype).integer {
+        if TensorFormat::of(dtype).is_some() {
             // Both kernels of tensor cores multiply by the same functions: `tiles` has the other.
             shapes.push(streamed(Shape::Tiles(by_tiles(1, 1, 1, 8, 3, 2)), 2));
         }

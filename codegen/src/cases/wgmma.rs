@@ -274,6 +274,7 @@ pub fn decoding() -> Vec<Case> {
         Problem::new(of(DType::Q4_0, f32), 132, 576, [70, 70]).case(tile(32, 64)).grid([2, 1, 1]),
         Problem::new(of(DType::Q8_0, bf16), 260, 192, [130, 130]).case(tile(128, 128)).grid([1, 1, 1]),
         Problem::new(gated(DType::Q4_0), 72, 64, [3, 3]).case(tile(32, 64)),
+        Problem::new(gated(DType::I4), 132, 128, [70, 66]).case(tile(64, 128)),
         Problem::new(gated(DType::Q8_0), 132, 128, [70, 66]).case(tile(64, 128)),
     ]);
     cases

@@ -7,14 +7,14 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use gemma4c_blocks::{DType, Layout};
+use gemma4c_blocks::{DType, Layout, Plane};
 use gemma4c_dsl::InstanceError;
 use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use gemma4c_plan::{Weight, WeightId};
 use rayon::prelude::*;
 
 use crate::kernels::formats::packing::Packing;
-use crate::kernels::planes::{Content, GROUP};
+use crate::kernels::planes::{Content, GROUP, place_in_quads};
 use crate::kernels::repack::repacks;
 
 /// Bytes that are computed before they are written.
@@ -205,6 +205,20 @@ struct Move {
     to_shift: u8,
 }
 
+impl Move {
+    /// That of element `i`, to a byte and a place in it of its group.
+    fn of(i: usize, plane: Plane, to: (usize, usize)) -> Move {
+        let (from, from_shift) = plane.locate(i);
+        let group_bytes = GROUP * plane.bits / 8;
+        Move {
+            from: from as u16,
+            from_shift: from_shift as u8,
+            to: (i / GROUP * group_bytes + to.0) as u16,
+            to_shift: to.1 as u8,
+        }
+    }
+}
+
 impl Repack {
     fn new(layout: &Layout, content: Content) -> Repack {
         let (bytes, how) = match content {
@@ -215,20 +229,12 @@ impl Repack {
             Content::Packed(packing) => (4 * packing.words(), How::Packed(packing)),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
+            Content::Quads { from } => {
+                let moves = (0..layout.len).map(|i| Move::of(i, from, place_in_quads(i % GROUP))).collect();
+                (layout.len / 2, How::Bits { mask: 15, moves })
+            }
             Content::Bits { from, to } => {
-                let group_bytes = GROUP * to.bits / 8;
-                let moves: Vec<Move> = (0..layout.len)
-                    .map(|i| {
-                        let ((from, from_shift), (to, to_shift)) = (from.locate(i), to.locate(i % GROUP));
-                        let to = i / GROUP * group_bytes + to;
-                        Move {
-                            from: from as u16,
-                            from_shift: from_shift as u8,
-                            to: to as u16,
-                            to_shift: to_shift as u8,
-                        }
-                    })
-                    .collect();
+                let moves: Vec<Move> = (0..layout.len).map(|i| Move::of(i, from, to.locate(i % GROUP))).collect();
                 let stays = |m: &Move| m.from == m.to + from.offset as u16 && m.from_shift == m.to_shift;
                 let how = match moves.iter().all(stays) {
                     true => How::Copy { from: from.offset },

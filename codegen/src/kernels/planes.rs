@@ -6,7 +6,7 @@
 //!
 //! | plane | content of a group |
 //! |---|---|
-//! | `codes` | low bits: 16 bytes of nibbles, byte j = elements j and j + 16; or 32 signed bytes; or floats as they are |
+//! | `codes` | low bits: 16 bytes of nibbles, byte j = elements j and j + 16; or 32 bytes; or floats as they are |
 //! | `high` | high bits: one word, bit i = element i, next to two bits bit j of byte i = element 4 j + i; or 8 bytes, byte j = elements j, j + 8, j + 16, j + 24 |
 //! | `scales` | the group's own factors: halves, or small integers that `supers` scale |
 //! | `supers` | half-precision factors, one or two for each 256 values |
@@ -33,6 +33,9 @@ pub enum Content {
     Verbatim,
     /// Bits of every element: from their place in a block to their place in a group of 32.
     Bits { from: Plane, to: Plane },
+    /// Nibbles of every element, from their place in a block: in words with four of the group's first half and four of its
+    /// second, each four in order, because a table is looked up with four neighbouring nibbles.
+    Quads { from: Plane },
     /// `count` 16-bit fields, at `offset` of every block.
     Halves { offset: usize, count: usize },
     /// `count` bytes, at `offset` of every block.
@@ -73,7 +76,7 @@ impl WeightPlane {
         match (self.content, self.bytes) {
             (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
             (_, 8) if !self.is_codes() => ElementType::U32x2,
-            // Units of 8 bytes, for narrow instances.
+            // Units of 8 bytes, for thin instances.
             (_, 8) => ElementType::U32x4,
             _ => ElementType::U32,
         }
@@ -94,6 +97,11 @@ const fn packed_plane(bits: usize) -> Plane {
     Plane { offset: 0, bits, run }
 }
 
+/// Byte and shift of element `i` of a group of [`Content::Quads`].
+pub const fn place_in_quads(i: usize) -> (usize, usize) {
+    (i % 16 / 4 * 4 + i / 16 * 2 + i % 4 / 2, i % 2 * 4)
+}
+
 /// The planes of a type, `codes` first.
 pub fn planes(dtype: DType) -> Vec<WeightPlane> {
     let layout = dtype.layout();
@@ -111,6 +119,9 @@ pub fn planes(dtype: DType) -> Vec<WeightPlane> {
     let mut planes = match layout.codes {
         Codes::Float => {
             return vec![WeightPlane { name: "codes", bytes: layout.bytes, per: 1, content: Content::Verbatim }];
+        }
+        Codes::Table { low: from, .. } if matches!(dtype, DType::MXFP4 | DType::NVFP4) => {
+            vec![WeightPlane { name: "codes", bytes: GROUP / 2, per: GROUP, content: Content::Quads { from } }]
         }
         Codes::Signed { plane: low } | Codes::Table { low, .. } | Codes::E4M3 { plane: low } => {
             vec![bits("codes", low)]
@@ -249,9 +260,12 @@ impl Repacked {
 
     fn bits(&self, name: &str, row: usize, i: usize, bits: usize) -> i32 {
         let field = self.field(name, row, i);
-        let found = self.planes.iter().find(|(plane, _)| plane.name == name).map(|(plane, _)| plane.content);
-        let to = if let Some(Content::Bits { to, .. }) = found { to } else { packed_plane(bits) };
-        let (byte, shift) = to.locate(i % GROUP);
+        let content = self.planes.iter().find(|(plane, _)| plane.name == name).map(|(plane, _)| plane.content);
+        let (byte, shift) = match content {
+            Some(Content::Quads { .. }) => place_in_quads(i % GROUP),
+            Some(Content::Bits { to, .. }) => to.locate(i % GROUP),
+            _ => packed_plane(bits).locate(i % GROUP),
+        };
         i32::from(field[byte]) >> shift & ((1 << bits) - 1)
     }
 
@@ -342,6 +356,15 @@ fn repack_block(layout: &Layout, content: Content, block: &[u8]) -> Vec<u8> {
                 let code = u32::from(block[byte]) >> shift & ((1 << from.bits) - 1);
                 let (byte, shift) = to.locate(i % GROUP);
                 out[i / GROUP * GROUP * to.bits / 8 + byte] |= (code << shift) as u8;
+            }
+            out
+        }
+        Content::Quads { from } => {
+            let mut out = vec![0; layout.len / 2];
+            for i in 0..layout.len {
+                let (byte, shift) = from.locate(i);
+                let (to, to_shift) = place_in_quads(i % GROUP);
+                out[i / GROUP * (GROUP / 2) + to] |= (block[byte] >> shift & 15) << to_shift;
             }
             out
         }

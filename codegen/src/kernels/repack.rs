@@ -48,6 +48,28 @@ pub fn repack_plane<
     }
 }
 
+/// The nibbles of every element, in words with four of a group's first half and four of its second: see `Quads` of the
+/// planes. One thread gathers a word.
+#[kernel(block = THREADS)]
+pub fn repack_quads<const THREADS: u32, const LEN: u32, const BYTES: u32, const FROM_AT: u32, const FROM_RUN: u32>(
+    blocks: Weights<u8>,
+    out: Output<u32>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        let group = at / 4;
+        let block = blocks.offset((group / (LEN / 32)) as u64 * BYTES as u64);
+        let first = group % (LEN / 32) * 32 + at % 4 * 4;
+        let mut word = 0u32;
+        #[unroll]
+        for i in 0u32..8 {
+            word = word | plane_bits(block, first + i / 4 * 16 + i % 4, FROM_AT, 4, FROM_RUN) << (i * 4);
+        }
+        out[at] = word;
+    }
+}
+
 /// COUNT neighbouring 16-bit fields of every block.
 #[kernel(block = THREADS)]
 pub fn repack_halves<const THREADS: u32, const BYTES: u32, const AT: u32, const COUNT: u32>(
@@ -144,7 +166,7 @@ pub struct Repack {
 impl Repack {
     /// Elements of `out` that `rows` rows of `k` values fill: the kernel's `count`.
     pub fn count(&self, rows: u64, k: u64) -> u64 {
-        rows * (k / self.plane.per as u64) * (self.plane.bytes / self.element_bytes) as u64
+        rows * (k / self.plane.per as u64) * self.plane.bytes as u64 / self.element_bytes as u64
     }
 }
 
@@ -169,6 +191,16 @@ fn repack(layout: &Layout, plane: WeightPlane) -> Result<Option<Repack>, Instanc
                 TO_RUN: to.run as u32,
             };
             (plane.build()?, 4)
+        }
+        Content::Quads { from } => {
+            let quads = repack_quads::Chosen {
+                THREADS: BLOCK_THREADS,
+                BYTES: bytes,
+                LEN: layout.len as u32,
+                FROM_AT: from.offset as u32,
+                FROM_RUN: from.run as u32,
+            };
+            (quads.build()?, 4)
         }
         Content::Halves { offset, count } => {
             let halves =

@@ -162,7 +162,7 @@ impl<T: Element> Raw<T> {
     #[track_caller]
     pub(crate) fn at<V>(&self, index: i64, touch: Touch) -> *mut V {
         let region = self.region();
-        assert!(!region.narrow, "`{}` is read by loads alone: its elements are 8 bytes", region.name);
+        assert!(!region.thin, "`{}` is read by loads alone: its elements are 8 bytes", region.name);
         let index = self.first.saturating_add(index);
         let at = index.saturating_mul(size_of::<T>() as i64);
         let address = region.access(index, at, size_of::<V>(), touch);
@@ -191,14 +191,14 @@ impl<T: Element> Raw<T> {
     #[inline]
     #[track_caller]
     pub(crate) fn get_by<V: Element>(&self, index: i64, touch: Touch) -> V {
-        if self.region().narrow {
+        if self.region().thin {
             return self.widened(index, touch);
         }
         // SAFETY: `at` has checked bounds and alignment; every bit pattern is a valid element.
         unsafe { *self.at::<V>(index, touch) }
     }
 
-    /// The 8 bytes of element `index` of a narrow region, and zeros.
+    /// The 8 bytes of element `index` of a thin region, and zeros.
     #[allow(unsafe_code)]
     #[track_caller]
     fn widened<V: Element>(&self, index: i64, touch: Touch) -> V {

@@ -53,10 +53,10 @@ use region::Region;
 use std::any::Any;
 use thread::{Launch, Thread};
 
-/// Whether the running instance is narrow.
+/// Whether the running instance is thin.
 #[doc(hidden)]
-pub fn is_narrow() -> bool {
-    Thread::current().launch().narrow
+pub fn is_thin() -> bool {
+    Thread::current().launch().thin
 }
 
 impl LaunchValues for Launch<'_> {

@@ -2,10 +2,9 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, Picked, TensorFormat};
 use super::factors::{brain_as_f16, brain_at, brain_in, factors_brain16};
-use super::pieces::{bytes_signed, dot16, eight_bytes, finish, part_words, raw_pair, side_q8_0};
-use super::{Kernels, Picked};
+use super::pieces::{bytes_signed, dot16, eight_bytes, finish, part_words, raw_pair, scaled8, side_q8_0};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
 
 #[device]
@@ -36,6 +35,12 @@ pub fn two_dots_i8(first: Unit, second: Unit, number: u32, x: UnitActivations, t
 
 #[device]
 pub fn decode_i8(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    let words = part_words(codes, part);
+    scaled8(u32x2(words.x ^ 0x80808080, words.y ^ 0x80808080), 128.0, brain_in(side.x, unit / 2))
+}
+
+#[device]
+pub fn decode_i8_by_fma(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     let words = part_words(codes, part);
     eight_bytes(u32x2(words.x ^ 0x80808080, words.y ^ 0x80808080), 128.0, brain_in(side.x, unit / 2))
 }
@@ -86,6 +91,7 @@ pub fn i8() -> Kernels {
             ..TensorFormat::integers(4, bytes_signed::DEF, factors_brain16::DEF)
         }),
         decode: decode_i8::DEF,
-        picked: Some(Picked { to_bf16: raw_i8::DEF, to_f16: halves_i8::DEF }),
+        decode_by_fma: decode_i8_by_fma::DEF,
+        picked: Some(Picked { to_bf16: raw_i8::DEF, to_f16: halves_i8::DEF, centred: true }),
     }
 }

@@ -1,8 +1,31 @@
-//! What kernels ask of a format, as data: for the matrix-vector product and for tensor cores.
+//! What kernels ask of a format, as data.
 
 use gemma4c_dsl::DeviceDef;
 
 use super::pieces::{no_two_dots, start_biased, whole_biased};
+
+/// What the kernels ask of a type.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    pub matvec: Format,
+    /// `None` where int8 tensor cores cannot multiply it: several rows are multiplied by CUDA cores.
+    pub tensor: Option<TensorFormat>,
+    /// Eight values of a unit as bf16.
+    pub decode: &'static DeviceDef,
+    /// The same with fewer instructions, where there is such a function: a zero may have the other sign.
+    pub decode_by_fma: &'static DeviceDef,
+    /// For types with one scale of 16 bits for each 32 values.
+    pub picked: Option<Picked>,
+}
+
+/// How the words that a lane picks out of the codes become pairs of 16-bit floats, next to the word that has the scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Picked {
+    pub to_bf16: &'static DeviceDef,
+    pub to_f16: &'static DeviceDef,
+    /// Codes are integers whose zero is the middle of their range, and scales bfloat16.
+    pub centred: bool,
+}
 
 /// How a type is multiplied.
 #[derive(Clone, Copy, Debug)]

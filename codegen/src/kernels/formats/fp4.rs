@@ -1,10 +1,12 @@
 //! Floats of four bits (e2m1), whose doubles are integers: with a power of two for each 32 (MXFP4), or a float of 8 bits
 //! for each 16 and an f32 for each 64 (NVFP4).
+//!
+//! A table of 16 bytes is looked up with four nibbles at a time, those of half a word. So repacking puts four neighbours
+//! there, which need not be sorted afterwards ([`Quads`](crate::kernels::planes::Content::Quads)).
 
 use gemma4c_dsl::prelude::*;
 
-use super::Kernels;
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, TensorFormat};
 use super::factors::{
     factor_of_half, factors_exponent, factors_floats16, half_of_power, side_byte, side_floats16, small_float_in,
     whole_floats16,
@@ -32,20 +34,14 @@ pub fn raised_fp4_levels(codes: u32) -> u32 {
 /// The levels of a word of nibbles: of a unit's first half (x) and of its second (y).
 #[device]
 pub fn bytes_fp4(word: u32, side: U32x4, index: u32) -> U32x2 {
-    let first = fp4_levels(word);
-    let second = fp4_levels(word >> 16);
-    u32x2(byte_perm(first, second, 0x6420), byte_perm(first, second, 0x7531))
+    u32x2(fp4_levels(word), fp4_levels(word >> 16))
 }
 
 /// Eight levels, 128 more.
 #[device]
 pub fn raised_fp4(codes: U32x4, part: u32) -> U32x2 {
     let words = part_words(codes, part);
-    let order: u32 = if part >= 2 { 0x7531 } else { 0x6420 };
-    u32x2(
-        byte_perm(raised_fp4_levels(words.x), raised_fp4_levels(words.x >> 16), order),
-        byte_perm(raised_fp4_levels(words.y), raised_fp4_levels(words.y >> 16), order),
-    )
+    u32x2(raised_fp4_levels(words.x >> (part / 2 * 16)), raised_fp4_levels(words.y >> (part / 2 * 16)))
 }
 
 /// The level of a code.
@@ -68,6 +64,11 @@ pub fn dot_mxfp4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 
 #[device]
 pub fn decode_mxfp4(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    scaled8(raised_fp4(codes, part), 128.0, half_of_power(byte_of(side.x, unit % 4)))
+}
+
+#[device]
+pub fn decode_mxfp4_by_fma(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     eight_bytes(raised_fp4(codes, part), 128.0, half_of_power(byte_of(side.x, unit % 4)))
 }
 
@@ -82,6 +83,7 @@ pub fn mxfp4() -> Kernels {
         matvec: Format::integers(4, side_byte::DEF, dot_mxfp4::DEF),
         tensor: Some(TensorFormat::integers(4, bytes_fp4::DEF, factors_exponent::DEF)),
         decode: decode_mxfp4::DEF,
+        decode_by_fma: decode_mxfp4_by_fma::DEF,
         picked: None,
     }
 }
@@ -126,6 +128,7 @@ pub fn nvfp4() -> Kernels {
             ..TensorFormat::integers(2, bytes_fp4::DEF, factors_floats16::DEF)
         }),
         decode: decode_nvfp4::DEF,
+        decode_by_fma: decode_nvfp4::DEF,
         picked: None,
     }
 }

@@ -5,16 +5,15 @@
 //! file is loaded; here it would be 480.
 //!
 //! One row multiplies them by activations in int8, as all types of blocks. A product of a float and a code has 11 bits:
-//! it is exact in f16. Sums of four products are f16, rounded to 2^-11 of themselves: a hundredth of what the rounding
+//! it is exact in f16. Sums of four products are f16, rounded to 2^-11 of themselves: a twentieth of what the rounding
 //! of activations to int8 costs. Activations with fine codes have no such rounding, and their products are added in f32.
 //! Neither is a sum of integers, so int8 tensor cores cannot have it; many rows are multiplied as f16 or bf16.
 
 use gemma4c_dsl::prelude::*;
 
-use super::description::Format;
+use super::description::{Format, Kernels, Picked};
 use super::factors::{brain_as_f16, brain_at, brain_in, factors_brain16, side_single16};
 use super::pieces::{finish, part_words, side_q8_0};
-use super::{Kernels, Picked};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
 
 /// The floats in the upper bytes of both halves of a word as f16, divided by 2^8. The other bytes count for nothing.
@@ -138,14 +137,11 @@ pub fn value_f8(at: u64, tensor: Weights<u8>) -> f32 {
 
 pub fn f8() -> Kernels {
     Kernels {
-        matvec: Format {
-            unit: 16,
-            fine_dot: fine_dot_f8::DEF,
-            ..Format::integers(4, side_q8_0::DEF, dot_f8::DEF)
-        },
+        matvec: Format { unit: 16, fine_dot: fine_dot_f8::DEF, ..Format::integers(4, side_q8_0::DEF, dot_f8::DEF) },
         tensor: None,
         decode: decode_f8::DEF,
-        picked: Some(Picked { to_bf16: raw_f8::DEF, to_f16: halves_f8::DEF }),
+        decode_by_fma: decode_f8::DEF,
+        picked: Some(Picked { to_bf16: raw_f8::DEF, to_f16: halves_f8::DEF, centred: false }),
     }
 }
 
@@ -181,6 +177,7 @@ pub fn f8_s() -> Kernels {
         },
         tensor: None,
         decode: decode_f8_s::DEF,
+        decode_by_fma: decode_f8_s::DEF,
         picked: None,
     }
 }

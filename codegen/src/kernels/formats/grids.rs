@@ -1,6 +1,6 @@
 //! The grid types IQ2 and IQ3: magnitudes that occur together, found by an index, each with a sign of its own.
 //!
-//! A unit has 8 bytes of codes, so instances are narrow (`two_bits.rs` says what that means): eight indices of points of
+//! A unit has 8 bytes of codes, so instances are thin (`two_bits.rs` says what that means): eight indices of points of
 //! four values, or four of points of eight and a word of signs. [`packing`](super::packing) makes the planes. A grid is
 //! a table in shared memory: a word a point, four bytes, or eight numbers of four bits that stand for three magnitudes.
 //!
@@ -11,8 +11,7 @@ use gemma4c_blocks::grids::{self, Grid};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::table;
 
-use super::Kernels;
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, TensorFormat};
 use super::packing::block_word;
 use super::pieces::{dot16, finish, half_at, half_in, scaled8, start_zero};
 use super::two_bits::whole_of_halves;
@@ -198,36 +197,36 @@ pub fn seven_signs(signs: u32, i: u32) -> u32 {
 }
 
 #[device]
-pub fn signed(magnitude: u32, negative: u32) -> f32 {
+pub fn with_sign(magnitude: u32, negative: u32) -> f32 {
     if negative == 1 { -(magnitude as f32) } else { magnitude as f32 }
 }
 
 /// Four bits a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_xxs(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 8)[more / 8], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// A byte a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_xs(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 4)[more / 4], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// Two bytes a unit, and one half for each eight.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq2_s(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 /// One half for each eight units, and a unit's signs.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq3_xxs(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 16)[more / 16], high.offset(unit)[more], 0, 0)
 }
 
 /// Two bytes a unit, one half for each eight units, and a unit's signs.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_iq3_s(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16], high.offset(unit)[more], 0)
 }
@@ -251,7 +250,7 @@ pub fn dot_iq2_xxs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f
     finish_whole(dots_of_words(word_iq2_xxs, unit, number, x), factors_iq2_xxs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_xxs, word, side, index)
 }
@@ -270,7 +269,7 @@ pub fn value_iq2_xxs(at: u64, tensor: Weights<u8>) -> f32 {
     let second = block_word(block, 6 + group * 8);
     let magnitude = level_of(iq2_xxs_point(block[2 + group * 8 + i % 32 / 8] as u32), i);
     let scale = half_at(block, 0) * ((second >> 28) * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, seven_signs(second >> (i % 32 / 8 * 7), i % 8))
+    scale * with_sign(magnitude, seven_signs(second >> (i % 32 / 8 * 7), i % 8))
 }
 
 pub fn iq2_xxs() -> Kernels {
@@ -285,6 +284,7 @@ pub fn iq2_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xxs::DEF,
+        decode_by_fma: decode_iq2_xxs::DEF,
         picked: None,
     }
 }
@@ -307,7 +307,7 @@ pub fn dot_iq2_xs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f3
     finish_halves(dots_of_words(word_iq2_xs, unit, number, x), factors_iq2_xs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_xs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_xs, word, side, index)
 }
@@ -326,7 +326,7 @@ pub fn value_iq2_xs(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = level_of(iq2_xs_point(entry & 511), i);
     let nibble = block[66 + i / 32] as u32 >> (i % 32 / 16 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, seven_signs(entry >> 9, i % 8))
+    scale * with_sign(magnitude, seven_signs(entry >> 9, i % 8))
 }
 
 pub fn iq2_xs() -> Kernels {
@@ -342,6 +342,7 @@ pub fn iq2_xs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_xs::DEF,
+        decode_by_fma: decode_iq2_xs::DEF,
         picked: None,
     }
 }
@@ -365,7 +366,7 @@ pub fn dot_iq2_s(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
     finish_halves(dots_of_words(word_iq2_s, unit, number, x), factors_iq2_s(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq2_s(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq2_s, word, side, index)
 }
@@ -384,7 +385,7 @@ pub fn value_iq2_s(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = level_of(iq2_s_point(block[2 + i / 8] as u32 | upper << 8), i);
     let nibble = block[74 + i / 32] as u32 >> (i % 32 / 16 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32 * 0.125;
-    scale * signed(magnitude, block[34 + i / 8] as u32 >> (i % 8) & 1)
+    scale * with_sign(magnitude, block[34 + i / 8] as u32 >> (i % 8) & 1)
 }
 
 pub fn iq2_s() -> Kernels {
@@ -400,6 +401,7 @@ pub fn iq2_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq2_s::DEF,
+        decode_by_fma: decode_iq2_s::DEF,
         picked: None,
     }
 }
@@ -422,7 +424,7 @@ pub fn dot_iq3_xxs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f
     finish_whole(dots_of_words(word_iq3_xxs, unit, number, x), factors_iq3_xxs(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq3_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq3_xxs, word, side, index)
 }
@@ -440,7 +442,7 @@ pub fn value_iq3_xxs(at: u64, tensor: Weights<u8>) -> f32 {
     let word = block_word(block, 66 + i / 32 * 4);
     let magnitude = byte_of(iq3_xxs_point(block[2 + i / 4] as u32), i % 4);
     let scale = half_at(block, 0) * ((word >> 28) * 2 + 1) as f32 * 0.25;
-    scale * signed(magnitude, seven_signs(word >> (i % 32 / 8 * 7), i % 8))
+    scale * with_sign(magnitude, seven_signs(word >> (i % 32 / 8 * 7), i % 8))
 }
 
 pub fn iq3_xxs() -> Kernels {
@@ -455,6 +457,7 @@ pub fn iq3_xxs() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_xxs::DEF,
+        decode_by_fma: decode_iq3_xxs::DEF,
         picked: None,
     }
 }
@@ -478,7 +481,7 @@ pub fn dot_iq3_s(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
     finish_whole(dots_of_words(word_iq3_s, unit, number, x), factors_iq3_s(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_iq3_s(word: u32, side: U32x4, index: u32) -> U32x2 {
     words_of_lane(word_iq3_s, word, side, index)
 }
@@ -497,7 +500,7 @@ pub fn value_iq3_s(at: u64, tensor: Weights<u8>) -> f32 {
     let magnitude = byte_of(iq3_s_point(block[2 + i / 4] as u32 | upper << 8), i % 4);
     let nibble = block[106 + i / 64] as u32 >> (i / 32 % 2 * 4) & 15;
     let scale = half_at(block, 0) * (nibble * 2 + 1) as f32;
-    scale * signed(magnitude, block[74 + i / 8] as u32 >> (i % 8) & 1)
+    scale * with_sign(magnitude, block[74 + i / 8] as u32 >> (i % 8) & 1)
 }
 
 pub fn iq3_s() -> Kernels {
@@ -513,6 +516,7 @@ pub fn iq3_s() -> Kernels {
             ..tensor
         }),
         decode: decode_iq3_s::DEF,
+        decode_by_fma: decode_iq3_s::DEF,
         picked: None,
     }
 }

@@ -9,40 +9,21 @@
 //!
 //! The tables of those families have the older types themselves, and take all others from [`of`].
 
-mod bytes;
+pub mod bytes;
 pub mod description;
 pub mod factors;
-mod fp4;
-mod fp8;
-mod grids;
-mod nibbles;
+pub mod fp4;
+pub mod fp8;
+pub mod grids;
+pub mod nibbles;
 pub mod packing;
 pub mod pieces;
-mod two_bits;
+pub mod two_bits;
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::{DeviceDef, Filled};
+use gemma4c_dsl::Filled;
 
-use description::{Format, TensorFormat};
-
-/// What the kernels ask of a type.
-#[derive(Clone, Copy, Debug)]
-pub struct Kernels {
-    pub matvec: Format,
-    /// `None` where int8 tensor cores cannot multiply it: several rows are multiplied by CUDA cores.
-    pub tensor: Option<TensorFormat>,
-    /// Eight values of a unit as bf16.
-    pub decode: &'static DeviceDef,
-    /// For types with one scale of 16 bits for each 32 values.
-    pub picked: Option<Picked>,
-}
-
-/// How the words that a lane picks out of the codes become pairs of 16-bit floats, next to the word that has the scale.
-#[derive(Clone, Copy, Debug)]
-pub struct Picked {
-    pub to_bf16: &'static DeviceDef,
-    pub to_f16: &'static DeviceDef,
-}
+pub use description::{Kernels, Picked};
 
 /// What the kernels ask of a type; `None` of types that have a place of their own, or no kernels.
 pub fn of(dtype: DType) -> Option<Kernels> {
@@ -64,6 +45,16 @@ pub fn of(dtype: DType) -> Option<Kernels> {
         DType::IQ3S => grids::iq3_s(),
         _ => return None,
     })
+}
+
+/// Whether values are integers about zero, times a bfloat16 scale.
+pub fn is_centred(dtype: DType) -> bool {
+    of(dtype).and_then(|kernels| kernels.picked).is_some_and(|picked| picked.centred)
+}
+
+/// Whether several rows are better multiplied in 16 bits, because int8 tensor cores cannot have the type.
+pub fn wants_16_bits(dtype: DType) -> bool {
+    of(dtype).is_some_and(|kernels| kernels.matvec.integer && kernels.tensor.is_none())
 }
 
 /// The arguments of the `side_*` function of a type, from the memory of each of its planes.

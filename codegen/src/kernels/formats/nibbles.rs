@@ -3,13 +3,12 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, Picked, TensorFormat};
 use super::factors::{brain_as_f16, brain_at, brain_in, factors_brain, factors_brain_zero, minimum_of_zero};
 use super::pieces::{
     bytes_nibbles, bytes_q4_0, dot_nibbles, eight_bytes, finish, finish_with_minimum, lifted8, part_nibbles,
-    plane_bits, side_half, side_half_pair, whole_sixteenth,
+    plane_bits, scaled8, side_half, side_half_pair, whole_sixteenth,
 };
-use super::{Kernels, Picked};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
 
 #[device]
@@ -20,6 +19,11 @@ pub fn dot_i4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
 
 #[device]
 pub fn decode_i4(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
+    scaled8(part_nibbles(codes, part), 8.0, brain_in(side.x, unit))
+}
+
+#[device]
+pub fn decode_i4_by_fma(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     eight_bytes(part_nibbles(codes, part), 8.0, brain_in(side.x, unit))
 }
 
@@ -61,7 +65,8 @@ pub fn i4() -> Kernels {
             ..TensorFormat::integers(2, bytes_q4_0::DEF, factors_brain::DEF)
         }),
         decode: decode_i4::DEF,
-        picked: Some(Picked { to_bf16: raw_i4::DEF, to_f16: halves_i4::DEF }),
+        decode_by_fma: decode_i4_by_fma::DEF,
+        picked: Some(Picked { to_bf16: raw_i4::DEF, to_f16: halves_i4::DEF, centred: true }),
     }
 }
 
@@ -94,6 +99,7 @@ pub fn i4_z() -> Kernels {
             ..TensorFormat::integers(1, bytes_nibbles::DEF, factors_brain_zero::DEF)
         }),
         decode: decode_i4_z::DEF,
+        decode_by_fma: decode_i4_z::DEF,
         picked: None,
     }
 }

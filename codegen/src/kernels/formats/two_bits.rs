@@ -1,7 +1,7 @@
 //! Codes of two bits: Q2_K, Q3_K and checkpoints' integers of two bits. A unit has 8 bytes of them.
 //!
 //! Byte j of a unit has elements j, j + 8, j + 16 and j + 24. Elements `4 j` to `4 j + 3` are word j: two bits of every
-//! byte of the unit's first or second word. Instances are narrow (`#[device(narrow)]`): kernels count units of 32 values
+//! byte of the unit's first or second word. Instances are thin (`#[device(thin)]`): kernels count units of 32 values
 //! as always, and read 8 bytes where other types have 16.
 //!
 //! The third bits of Q3_K are a word: bit j of byte i is that of element `4 j + i`. Q2_K has a minimum for each 16
@@ -9,8 +9,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::Kernels;
-use super::description::{Format, TensorFormat};
+use super::description::{Format, Kernels, TensorFormat};
 use super::factors::{brain_at, brain_in, factors_brain};
 use super::pieces::{dot16, finish, finish_with_minimum, half_at, half_in, lifted8, plane_bits, scaled8, start_zero};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
@@ -55,7 +54,7 @@ pub fn sum_of_16(x: U32x4) -> i32 {
 // ---- Q2_K -----------------------------------------------------------------------------------------------------------
 
 /// A byte for each half of a unit, a scale and a minimum of four bits; and the halves that scale both.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_q2_k(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 8)[more / 8], 0, 0)
 }
@@ -80,7 +79,7 @@ pub fn dot_q2_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
     finish_with_minimum(dot as f32, factors, sum, x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_q2_k(word: u32, side: U32x4, index: u32) -> U32x2 {
     let codes = u32x2(word, side.w);
     u32x2(word_of_twos(codes, index % 4), word_of_twos(codes, index % 4 + 4))
@@ -122,6 +121,7 @@ pub fn q2_k() -> Kernels {
             ..TensorFormat::integers(2, bytes_q2_k::DEF, factors_q2_k::DEF)
         }),
         decode: decode_q2_k::DEF,
+        decode_by_fma: decode_q2_k::DEF,
         picked: None,
     }
 }
@@ -129,7 +129,7 @@ pub fn q2_k() -> Kernels {
 // ---- Q3_K -----------------------------------------------------------------------------------------------------------
 
 /// Two signed bytes a unit, one half for each eight units, and the third bits.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_with_high(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16], high.offset(unit)[more], 0)
 }
@@ -163,7 +163,7 @@ pub fn dot_q3_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
     finish((first * factors.z as i32 + second * factors.w as i32) as f32, factors, x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_q3_k(word: u32, side: U32x4, index: u32) -> U32x2 {
     let codes = u32x2(word, side.w);
     u32x2(
@@ -210,6 +210,7 @@ pub fn q3_k() -> Kernels {
             ..TensorFormat::integers(2, bytes_q3_k::DEF, factors_q3_k::DEF)
         }),
         decode: decode_q3_k::DEF,
+        decode_by_fma: decode_q3_k::DEF,
         picked: None,
     }
 }
@@ -217,7 +218,7 @@ pub fn q3_k() -> Kernels {
 // ---- integers of two bits -------------------------------------------------------------------------------------------
 
 /// One bfloat16 a unit.
-#[device(narrow)]
+#[device(thin)]
 pub fn side_i2(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
     u32x4(scales.offset(unit / 2)[more / 2], 0, 0, 0)
 }
@@ -229,7 +230,7 @@ pub fn dot_i2(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
     finish(dot as f32, factors_brain(unit.side, number), x.scale, total)
 }
 
-#[device(narrow)]
+#[device(thin)]
 pub fn bytes_i2(word: u32, side: U32x4, index: u32) -> U32x2 {
     let codes = u32x2(word, side.w);
     u32x2(
@@ -256,6 +257,7 @@ pub fn i2() -> Kernels {
         matvec: Format { summed: true, ..Format::integers(2, side_i2::DEF, dot_i2::DEF) },
         tensor: Some(TensorFormat::integers(2, bytes_i2::DEF, factors_brain::DEF)),
         decode: decode_i2::DEF,
+        decode_by_fma: decode_i2::DEF,
         picked: None,
     }
 }

@@ -178,7 +178,7 @@ pub fn decode_block<const UNIT: u32, const BF: bool>(ring: GemmRing, left: &mut 
 
 /// The left operands of all products of a step, of a type that is not RAW: lane s has unit s and, where units have 16
 /// values, s + 4. A collective of the warp.
-#[device(narrow(decode_narrow_and_exchange), slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+#[device(thin(decode_thin_and_exchange), slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
 pub fn decode_and_exchange<const UNIT: u32>(
     ring: GemmRing,
     sides: &Regs<U32x4>,
@@ -208,7 +208,7 @@ pub fn decode_and_exchange<const UNIT: u32>(
 
 /// The same of units of 8 bytes: lane s has unit s.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn decode_narrow_and_exchange<const UNIT: u32>(
+pub fn decode_thin_and_exchange<const UNIT: u32>(
     ring: GemmRing,
     sides: &Regs<U32x4>,
     rows: U32x2,

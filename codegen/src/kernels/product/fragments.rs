@@ -1,10 +1,12 @@
 //! Codes of weights in the registers of a warpgroup to the left operands of its products.
 //!
 //! A tensor core wants pairs of neighbouring values, spread over the four lanes of a quad; a lane loads 16 bytes in a row. The quad therefore transposes: codes before
-//! they are decoded, where a type's codes allow it (RAW), which is half the shuffles; else the values.
+//! they are decoded, where a type's codes allow it (RAW), which is half the shuffles; else the values. The scales of RAW types are f16 or,
+//! BRAIN, bfloat16.
 
 use gemma4c_dsl::prelude::*;
 
+use crate::kernels::formats::factors::brain_in;
 pub use crate::kernels::formats::pieces::raw_pair;
 use crate::kernels::matvec::formats::half_in;
 
@@ -40,7 +42,7 @@ pub fn word_in(words: U32x4, index: u32) -> u32 {
 
 /// Decodes a step, from part `from` of the registers to the left operands of its four products, half `half` of all. A collective of the warp.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn decode_step<const UNIT: u32, const RAW: bool>(
+pub fn decode_step<const UNIT: u32, const RAW: bool, const BRAIN: bool>(
     held: &mut Regs<U32x4>,
     beside: &mut Regs<U32x4>,
     units: &mut Regs<u32>,
@@ -56,7 +58,8 @@ pub fn decode_step<const UNIT: u32, const RAW: bool>(
         let zero = if UNIT == 16 { 32768.0f32 + 128.0f32 } else { 32768.0f32 + 8.0f32 };
         #[unroll]
         for i in 0u32..4 {
-            factors[i] = half_in(beside[from * 4 + i / 2].x, i % 2);
+            let word = beside[from * 4 + i / 2].x;
+            factors[i] = if BRAIN { brain_in(word, i % 2) } else { half_in(word, i % 2) };
             offsets[i] = -zero * factors[i];
         }
         #[unroll]

@@ -103,7 +103,8 @@ impl Cores {
             (true, false) => of.k + of.k / 32 * 8,
             (false, _) => of.k * 4,
         };
-        let fits = |tile: &u32| tile * (row_bytes + 4) + 64 <= target.shared_bytes_per_block;
+        let beside = 64 + format.dot.table_bytes();
+        let fits = |tile: &u32| tile * (row_bytes + 4) + beside <= target.shared_bytes_per_block;
         let needed = product.rows.next_power_of_two();
         let tile = CORE_TILES.into_iter().filter(|tile| *tile <= needed).find(fits).unwrap_or(1);
         let weight_rows = 2;
@@ -126,7 +127,7 @@ impl Tensor {
         let of = &product.one;
         let weights = TensorFormat::of(of.dtype)?;
         // Its kernels read units of 16 bytes.
-        if format(of.dtype).side.narrow {
+        if format(of.dtype).side.thin {
             return None;
         }
         if product.is_fine() || product.is_prepared() && !product.rows.is_multiple_of(8) {

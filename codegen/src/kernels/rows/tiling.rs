@@ -202,7 +202,8 @@ impl Tiles {
             0
         };
         // Each of the arrays is aligned; barriers of the stages and tiles.
-        held + ring + activations + sums + self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024
+        let beside = self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024;
+        held + ring + activations + sums + beside + weights.bytes.table_bytes()
     }
 
     /// `tiles of 32 rows by 32 of weights …`.

@@ -42,7 +42,7 @@ pub fn left_of<const PARTS: u32>(raw: U32x4, odd: bool, lower_side: U32x4, upper
 
 /// Adds the products of CLASSES neighbouring blocks, of which the first is block `number` of a row; of a stretch that ends within them there are `left`. The memory is that of the lane: where it
 /// reads its part of the first block from, so that all else is constant.
-#[device(narrow(multiply_narrow_turn), slots(
+#[device(thin(multiply_thin_turn), slots(
     bytes(word: u32, side: U32x4, index: u32) -> U32x2,
     start(sum: i32) -> i32,
     whole(first: i32, second: i32, factors: U32x4) -> f32,
@@ -126,7 +126,7 @@ pub fn multiply_turn<
     whole(first: i32, second: i32, factors: U32x4) -> f32,
     factors(side: U32x4, number: u32) -> U32x4
 ))]
-pub fn multiply_narrow_turn<
+pub fn multiply_thin_turn<
     const K: u32,
     const PIECES: u32,
     const PERIOD: u32,
@@ -212,7 +212,7 @@ pub fn upper_offset() -> u32 {
 
 /// Where the part of a stage's first block lies that a lane of warp `own` of tile (`group`, `split`) reads, of stage, run and step 0: its weights and what lies beside them (x), its activations and their scales
 /// (y). Two places to a word: no array of shared memory has 65536 elements of theirs. They wait in shared memory: in registers the compiler would compute them anew at every stage.
-#[device(narrow(lane_narrow_places))]
+#[device(thin(lane_thin_places))]
 pub fn lane_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGHTS: u32>(
     group: u32,
     split: u32,
@@ -233,7 +233,7 @@ pub fn lane_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGH
 
 /// The same of blocks with 8 bytes of codes: all of the first one of the lane's lower row.
 #[device]
-pub fn lane_narrow_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGHTS: u32>(
+pub fn lane_thin_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGHTS: u32>(
     group: u32,
     split: u32,
     own: u32,

@@ -168,10 +168,10 @@ fn rust_function(function: &Function, slots: Slots<'_>, instead: Option<&Ident>)
             };
         }
     });
-    let in_narrow = instead.map(|other| {
+    let in_thin = instead.map(|other| {
         let slots = parameters.iter().map(|slot| &slot.name);
         let names = slots.chain(function.params.iter().map(|param| &param.name));
-        quote!(if ::gemma4c_dsl::sim::is_narrow() { return #other(#(#names),*); })
+        quote!(if ::gemma4c_dsl::sim::is_thin() { return #other(#(#names),*); })
     });
     let statements = &block.stmts;
     quote! {
@@ -179,7 +179,7 @@ fn rust_function(function: &Function, slots: Slots<'_>, instead: Option<&Ident>)
         // The language is smaller than Rust: advice to write what it does not have would mislead.
         #[allow(non_snake_case, unused_variables, unused_mut, clippy::style, clippy::complexity, clippy::erasing_op)]
         #vis #sig {
-            #in_narrow
+            #in_thin
             #(#configs)*
             #values
             #(#bindings)*
@@ -559,7 +559,7 @@ fn device_items(
     } else {
         quote!(None)
     };
-    let narrow = attribute.narrow;
+    let thin = attribute.thin;
     let instead = match &attribute.instead {
         Some(other) => quote!(Some(#other::callee)),
         None => quote!(None),
@@ -576,7 +576,7 @@ fn device_items(
             params: #params,
             output: #output,
             constants: #constants,
-            narrow: #narrow,
+            thin: #thin,
             instead: #instead,
             callees: #callees,
             cuda: #text,

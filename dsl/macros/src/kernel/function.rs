@@ -121,17 +121,17 @@ fn parse_slots(input: ParseStream) -> syn::Result<Vec<Slot>> {
     Ok(Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect())
 }
 
-/// `#[device(fills(value, row))]`, `#[device(slots(side(unit: u32) -> U32x4))]`, `#[device(narrow)]`,
-/// `#[device(narrow(other))]`
+/// `#[device(fills(value, row))]`, `#[device(slots(side(unit: u32) -> U32x4))]`, `#[device(thin)]`,
+/// `#[device(thin(other))]`
 #[derive(Default)]
 pub struct DeviceAttribute {
     /// The parameters that a slot gives.
     pub fills: Option<Vec<Ident>>,
     /// What the caller fills: its arguments stand before the others.
     pub slots: Vec<Slot>,
-    /// In a slot it makes the instance narrow.
-    pub narrow: bool,
-    /// What stands for it in narrow instances.
+    /// In a slot it makes the instance thin.
+    pub thin: bool,
+    /// What stands for it in thin instances.
     pub instead: Option<Ident>,
 }
 
@@ -148,19 +148,19 @@ impl Parse for DeviceAttribute {
                     attribute.fills = Some(names.into_iter().collect());
                 }
                 "slots" => attribute.slots = parse_slots(input)?,
-                "narrow" if input.peek(syn::token::Paren) => {
+                "thin" if input.peek(syn::token::Paren) => {
                     let content;
                     syn::parenthesized!(content in input);
                     attribute.instead = Some(content.parse()?);
                 }
-                "narrow" => attribute.narrow = true,
+                "thin" => attribute.thin = true,
                 other => {
                     return Err(syn::Error::new(
                         key.span(),
                         format!(
                             "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives, \
-                             `slots(name(a: T, …) -> T)`, which the caller fills, `narrow`, for what fills a \
-                             slot with units of 8 bytes, and `narrow(other)`, what stands for it then"
+                             `slots(name(a: T, …) -> T)`, which the caller fills, `thin`, for what fills a \
+                             slot with units of 8 bytes, and `thin(other)`, what stands for it then"
                         ),
                     ));
                 }

@@ -363,7 +363,7 @@ impl GatheredDown {
         let integer = format(self.dtype).integer;
         let words = self.top * (vector_words(integer, self.k) + 1) + vector_words(integer, self.dense);
         let row_bytes = words * 4;
-        let beside = gather_bytes(self.experts, self.top, self.rows.min(32));
+        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + format(self.dtype).dot.table_bytes();
         block_rows(self.rows, row_bytes, beside, self.shared_bytes)
     }
 

@@ -384,7 +384,8 @@ impl GatheredGateUp {
     fn block_rows(&self) -> u32 {
         let vectors = if self.dense > 0 { 2 } else { 1 };
         let row_bytes = vectors * vector_words(format(self.dtype).integer, self.k) * 4;
-        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + 2 * TASK_ROWS * 64 * 4;
+        let tables = format(self.dtype).dot.table_bytes();
+        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + 2 * TASK_ROWS * 64 * 4 + tables;
         block_rows(self.rows, row_bytes, beside, self.shared_bytes)
     }
 

@@ -1,12 +1,12 @@
-//! Units of 8 bytes for kernels that are written for 16: how `Weights<U32x4>` is read where an instance is narrow.
+//! Units of 8 bytes for kernels that are written for 16: how `Weights<U32x4>` is read where an instance is thin.
 //!
 //! A kernel reads a plane of codes as elements of 16 bytes, and a type whose units have 8 would need it written again.
-//! Instead a function in a slot that knows such units says so (`#[device(narrow)]`), and the instance's text has another
+//! Instead a function in a slot that knows such units says so (`#[device(thin)]`), and the instance's text has another
 //! meaning of that one type: an element is 8 bytes, a load gives them and zeros, and a copy of 16 bytes to shared memory
 //! brings them to the first half of its place and leaves the other as it is. Nothing else of a kernel changes, and
-//! nothing in the text of an instance that is not narrow.
+//! nothing in the text of an instance that is not thin.
 //!
-//! Where a narrow instance needs another function, `#[device(narrow(other))]` on the usual one names it.
+//! Where a thin instance needs another function, `#[device(thin(other))]` on the usual one names it.
 //!
 //! In the simulator a region does the same (`sim/region.rs`).
 
