@@ -12,6 +12,7 @@ mod skipped;
 
 mod audio;
 mod chat;
+mod checkpoint;
 mod drafter;
 mod gguf_errors;
 mod gguf_golden;
