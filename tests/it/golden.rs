@@ -70,7 +70,10 @@ fn check(folder: &Path, name: &str) {
     let rows = prompt.len();
     let layers = (0..).take_while(|n| golden.find(&format!("hidden.{n}")).is_some()).count();
     // Where the types of the weights are the point, there are logits alone.
-    assert!(layers > 0 || name.starts_with("formats/") || name.starts_with("checkpoints/"), "{name} has no hidden states");
+    assert!(
+        layers > 0 || name.starts_with("formats/") || name.starts_with("checkpoints/"),
+        "{name} has no hidden states"
+    );
     let mut taps = Vec::new();
     if layers > 0 {
         taps.push(("embed".to_string(), "embedding.out".to_string(), EMBEDDING));
