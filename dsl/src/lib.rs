@@ -180,7 +180,6 @@ pub mod harness;
 pub mod host;
 mod instance;
 pub mod intrinsics;
-mod thin;
 mod passing;
 #[doc(hidden)]
 pub mod semantics;
@@ -189,6 +188,7 @@ mod source;
 #[doc(hidden)]
 pub mod structs;
 pub mod text;
+mod thin;
 mod values;
 
 pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};

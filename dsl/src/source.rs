@@ -1,11 +1,11 @@
 //! Source texts: one = prelude + the intrinsics used + a header of a few generated lines + device functions + the body.
 //! The header is all that differs between two instances of a kernel.
 
-use crate::definition::{HostText, Intrinsic};
 use crate::definition::TableDef;
+use crate::definition::{HostText, Intrinsic};
 use crate::instance::{Instance, InstanceParam};
-use crate::{thin, text};
 use crate::values::ConstantValue;
+use crate::{text, thin};
 use std::fmt::Write as _;
 
 impl Instance {
@@ -118,13 +118,7 @@ impl Instance {
         functions.intrinsics.into_iter().filter(|row| matches!(row.host, HostText::Hook(_))).collect()
     }
 
-    fn source(
-        &self,
-        platform: &str,
-        intrinsic: impl Fn(&Intrinsic) -> String,
-        entry: &str,
-        on_host: bool,
-    ) -> String {
+    fn source(&self, platform: &str, intrinsic: impl Fn(&Intrinsic) -> String, entry: &str, on_host: bool) -> String {
         // `build` has walked the same functions already, so the walk cannot fail here.
         let functions = self.functions().unwrap_or_default();
         let mut source = String::new();

@@ -15,7 +15,7 @@
 //! range of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the
 //! oracle of the kernels that repack and multiply.
 
-use gemma4c_blocks::thin::fp8_to_f32;
+use gemma4c_blocks::narrow::fp8_to_f32;
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
 use gemma4c_dsl::{BF16, ElementType, F16, Float};
 

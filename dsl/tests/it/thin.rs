@@ -97,7 +97,8 @@ fn tables_are_copied_to_shared_memory_before_all_else() {
     assert_eq!((instance.table_bytes(), beside::DEF.table_bytes()), (160, 160));
     let text = instance.cuda();
     let body = &text[text.find("__global__").unwrap()..];
-    let [copy, barrier, first] = ["square_of_shared[at] = square_of_values[at];", "__syncthreads();", "ring"].map(|part| body.find(part).unwrap());
+    let [copy, barrier, first] = ["square_of_shared[at] = square_of_values[at];", "__syncthreads();", "ring"]
+        .map(|part| body.find(part).unwrap());
     assert!(copy < barrier && barrier < first, "{body}");
     assert!(!text.contains("weights<U32x4> {"), "it is not thin");
 }

@@ -449,13 +449,7 @@ pub fn iq3_xxs() -> Kernels {
     let tensor = TensorFormat::integers(16, bytes_iq3_xxs::DEF, factors_iq3_xxs::DEF);
     Kernels {
         matvec: Format { side_words: 2, ..Format::integers(16, side_iq3_xxs::DEF, dot_iq3_xxs::DEF) },
-        tensor: Some(TensorFormat {
-            start: start_zero::DEF,
-            whole: whole_of_unit::DEF,
-            high: 1,
-            period: 16,
-            ..tensor
-        }),
+        tensor: Some(TensorFormat { start: start_zero::DEF, whole: whole_of_unit::DEF, high: 1, period: 16, ..tensor }),
         decode: decode_iq3_xxs::DEF,
         decode_by_fma: decode_iq3_xxs::DEF,
         picked: None,

@@ -65,9 +65,7 @@ pub fn side_arguments<M>(dtype: DType, plane: &impl Fn(&'static str) -> M) -> Op
         DType::NVFP4 => factors::side_floats16::Arguments { scales: scales(), supers: supers() }.into(),
         DType::I4 => pieces::side_half::Arguments { scales: scales() }.into(),
         DType::Q2K => two_bits::side_q2_k::Arguments { scales: scales(), supers: supers() }.into(),
-        DType::Q3K => {
-            two_bits::side_with_high::Arguments { high: high(), scales: scales(), supers: supers() }.into()
-        }
+        DType::Q3K => two_bits::side_with_high::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         DType::I2 => two_bits::side_i2::Arguments { scales: scales() }.into(),
         DType::IQ2XXS => grids::side_iq2_xxs::Arguments { scales: scales(), supers: supers() }.into(),
         DType::IQ2XS => grids::side_iq2_xs::Arguments { scales: scales(), supers: supers() }.into(),
