@@ -86,7 +86,6 @@ fn products_compile_without_spills() {
                 let resources = cubin.resources;
                 println!("{dtype} {arch} {}: {resources:?}, {dynamic} bytes dynamic", instance.def.name);
                 assert!(!resources.spills(), "{arch}, {instance}: {resources:?}");
-                assert_eq!(cubin.warnings().next(), None, "{arch}, {instance}");
                 let all = resources.shared_bytes + dynamic;
                 assert!(all <= target.shared_bytes_per_block, "{arch}, {instance}: {all} bytes");
             }
