@@ -1,8 +1,6 @@
 //! Floats of 8 bits (e4m3) with a scale for each 32: a bfloat16 (F8) or an f32 (F8S).
 //!
-//! They become f16 by shifts alone, on every GPU: the exponent counts from 7 instead of 15, so a float of 8 bits, moved
-//! by one bit, is an f16 that is 2^8 too small, below the normal numbers too. A code that is no number is refused when a
-//! file is loaded; here it would be 480.
+//! A code that is no number is refused when a file is loaded; here it may be any.
 //!
 //! One row multiplies them by activations in int8, as all types of blocks. A product of a float and a code has 11 bits:
 //! it is exact in f16. Sums of four products are f16, rounded to 2^-11 of themselves: a twentieth of what the rounding
@@ -16,20 +14,14 @@ use super::factors::{brain_as_f16, brain_at, brain_in, factors_brain16, side_sin
 use super::pieces::{finish, part_words, side_q8_0};
 use crate::kernels::matvec::parts::{Unit, UnitActivations};
 
-/// The floats in the upper bytes of both halves of a word as f16, divided by 2^8. The other bytes count for nothing.
-#[device]
-pub fn upper_fp8(word: u32) -> u32 {
-    and_or(word, 0x80008000, word >> 1 & 0x3f803f80)
-}
-
-/// Bytes 0 and 2 (x) and 1 and 3 (y) of a word, codes of activations, as f16.
+/// Four codes of activations as f16, divided by 2^8: sums of products with the largest floats stay below infinity.
 #[device]
 pub fn codes_as_f16(word: u32) -> U32x2 {
     let raised = word ^ 0x80808080;
-    // In the mantissa of 1024 a byte is 1024 + 128 + n.
+    // In the mantissa of 1024 a byte is 1024 + 128 + n; times 2^-8, and -4.5.
     u32x2(
-        fma_f16(byte_perm(raised, 0x64646464, 0x4240), 0x3c003c00, 0xe480e480),
-        fma_f16(byte_perm(raised, 0x64646464, 0x4341), 0x3c003c00, 0xe480e480),
+        fma_f16(byte_perm(raised, 0x64646464, 0x4140), 0x1c001c00, 0xc480c480),
+        fma_f16(byte_perm(raised, 0x64646464, 0x4342), 0x1c001c00, 0xc480c480),
     )
 }
 
@@ -41,23 +33,27 @@ pub fn sum_of_pair(pair: u32) -> f32 {
 /// Sixteen products, each divided by 2^8; of four there is a sum in f16.
 #[device]
 pub fn dot16_fp8(codes: U32x4, x: U32x4) -> f32 {
-    let a = codes_as_f16(x.x);
-    let b = codes_as_f16(x.y);
-    let c = codes_as_f16(x.z);
-    let d = codes_as_f16(x.w);
-    let even = fma_f16(upper_fp8(codes.y << 8), b.x, multiply_f16(upper_fp8(codes.x << 8), a.x));
-    let odd = fma_f16(upper_fp8(codes.y), b.y, multiply_f16(upper_fp8(codes.x), a.y));
-    let all_even = fma_f16(upper_fp8(codes.w << 8), d.x, fma_f16(upper_fp8(codes.z << 8), c.x, even));
-    let all_odd = fma_f16(upper_fp8(codes.w), d.y, fma_f16(upper_fp8(codes.z), c.y, odd));
-    sum_of_pair(all_even) + sum_of_pair(all_odd)
+    let a = e4m3_as_f16(codes.x);
+    let b = e4m3_as_f16(codes.y);
+    let c = e4m3_as_f16(codes.z);
+    let d = e4m3_as_f16(codes.w);
+    let by_a = codes_as_f16(x.x);
+    let by_b = codes_as_f16(x.y);
+    let by_c = codes_as_f16(x.z);
+    let by_d = codes_as_f16(x.w);
+    let first = fma_f16(b.x, by_b.x, multiply_f16(a.x, by_a.x));
+    let second = fma_f16(b.y, by_b.y, multiply_f16(a.y, by_a.y));
+    let all_first = fma_f16(d.x, by_d.x, fma_f16(c.x, by_c.x, first));
+    let all_second = fma_f16(d.y, by_d.y, fma_f16(c.y, by_c.y, second));
+    sum_of_pair(all_first) + sum_of_pair(all_second)
 }
 
 /// Four products, each divided by 2^8, which are exact and added in f32.
 #[device]
 pub fn exact_dot4_fp8(codes: u32, x: u32) -> f32 {
-    let activations = codes_as_f16(x);
-    let even = multiply_f16(upper_fp8(codes << 8), activations.x);
-    sum_of_pair(even) + sum_of_pair(multiply_f16(upper_fp8(codes), activations.y))
+    let floats = e4m3_as_f16(codes);
+    let by = codes_as_f16(x);
+    sum_of_pair(multiply_f16(floats.x, by.x)) + sum_of_pair(multiply_f16(floats.y, by.y))
 }
 
 /// Sixteen products, each divided by 2^8.
@@ -67,15 +63,10 @@ pub fn exact_dot16_fp8(codes: U32x4, x: U32x4) -> f32 {
     first + (exact_dot4_fp8(codes.z, x.z) + exact_dot4_fp8(codes.w, x.w))
 }
 
-/// Bytes 0 and 1 (x) and 2 and 3 (y) of a word as f16, divided by 2^8.
+/// Four floats as bf16, times a factor.
 #[device]
-pub fn pairs_of_fp8(word: u32) -> U32x2 {
-    u32x2(upper_fp8(byte_perm(word, 0, 0x1404)), upper_fp8(byte_perm(word, 0, 0x3424)))
-}
-
-/// Two pairs of f16 as bf16, times a factor.
-#[device]
-pub fn scaled_pairs(pairs: U32x2, factor: f32) -> U32x2 {
+pub fn four_fp8(codes: u32, factor: f32) -> U32x2 {
+    let pairs = e4m3_as_f16(codes);
     let first = pack_bf16(f16_lo(pairs.x) * factor, f16_hi(pairs.x) * factor);
     u32x2(first, pack_bf16(f16_lo(pairs.y) * factor, f16_hi(pairs.y) * factor))
 }
@@ -84,15 +75,15 @@ pub fn scaled_pairs(pairs: U32x2, factor: f32) -> U32x2 {
 #[device]
 pub fn eight_fp8(codes: U32x4, part: u32, factor: f32) -> U32x4 {
     let words = part_words(codes, part);
-    let first = scaled_pairs(pairs_of_fp8(words.x), factor * 256.0);
-    let second = scaled_pairs(pairs_of_fp8(words.y), factor * 256.0);
+    let first = four_fp8(words.x, factor);
+    let second = four_fp8(words.y, factor);
     u32x4(first.x, first.y, second.x, second.y)
 }
 
 /// The float of 8 bits at `at` of a block.
 #[device]
 pub fn fp8_at(block: Weights<u8>, at: u32) -> f32 {
-    f16_hi(upper_fp8((block[at] as u32) << 24)) * 256.0
+    f16_lo(e4m3_as_f16(block[at] as u32).x)
 }
 
 // ---- F8 -------------------------------------------------------------------------------------------------------------
@@ -117,16 +108,17 @@ pub fn decode_f8(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
 /// Four bytes: one product's part.
 #[device]
 pub fn raw_f8(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let pairs = scaled_pairs(pairs_of_fp8(codes.x), brain_in(side.x, unit) * 256.0);
+    let pairs = four_fp8(codes.x, brain_in(side.x, unit));
     u32x4(pairs.x, pairs.y, 0, 0)
 }
 
-/// The same in f16. The scale times 2^8 is exact in f16 from 2^-22 on.
+/// The same in f16. A 256th of a float is multiplied by 256 times the scale, which is exact in f16 from 2^-22 on.
 #[device]
 pub fn halves_f8(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
     let factor = brain_as_f16(side.x, unit, 256.0);
-    let pairs = pairs_of_fp8(codes.x);
-    u32x4(multiply_f16(pairs.x, factor), multiply_f16(pairs.y, factor), 0, 0)
+    let pairs = e4m3_as_f16(codes.x);
+    let first = multiply_f16(multiply_f16(pairs.x, 0x1c001c00), factor);
+    u32x4(first, multiply_f16(multiply_f16(pairs.y, 0x1c001c00), factor), 0, 0)
 }
 
 #[device]
