@@ -42,6 +42,8 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[
             kernels::repack::repack_plane::DEF,
             kernels::repack::repack_halves::DEF,
+            kernels::repack::repack_bytes::DEF,
+            kernels::repack::repack_quads::DEF,
             kernels::repack::repack_packed6::DEF,
             kernels::repack::repack_split6::DEF,
         ],
