@@ -6,9 +6,9 @@ use std::path::Path;
 
 use gemma4c_codegen::cuda::image;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::{Plan, Weight};
 use gemma4c_plan::cuda::Region;
 use gemma4c_plan::embedded::{Embedded, Summing, host_start, same_layout};
+use gemma4c_plan::{Plan, Weight};
 
 use crate::error::Error;
 use crate::files;
@@ -71,9 +71,8 @@ fn write_weights(plan: &Plan, models: &[&Gguf], out: &mut Weights<'_>, path: &Pa
         return Ok(());
     };
     let program = &cuda.program;
-    let tensor = |weight: gemma4c_plan::WeightId| {
-        bytes(&plan.weights[weight.index()]).map_err(|error| error.to_string())
-    };
+    let tensor =
+        |weight: gemma4c_plan::WeightId| bytes(&plan.weights[weight.index()]).map_err(|error| error.to_string());
     image::write_region(program, &plan.weights, Region::Weights, &tensor, out).map_err(Error::within(path))?;
     if program.memory.host > 0 {
         out.zeros_to(host_start(program).ok_or_else(too_large)?).map_err(Error::write(path))?;

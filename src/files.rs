@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gemma4c_models::{checkpoint, gemma4};
 use gemma4c_models::gguf::Gguf;
+use gemma4c_models::{checkpoint, gemma4};
 use gemma4c_plan::{Plan, START, own_bytes};
 use tempfile::NamedTempFile;
 

@@ -9,8 +9,8 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_models::media::USUAL_BUDGET;
-use gemma4c_plan::{Plan, Weight};
 use gemma4c_plan::cuda::{CudaProgram, KvType};
+use gemma4c_plan::{Plan, Weight};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 
 use crate::error::Error;
@@ -64,9 +64,8 @@ pub struct Options {
 /// What a plan's matrices of floats are quantised to. Tables are never narrower than 8 bits, so the least is what was
 /// asked for.
 fn quantized_to(plan: &Plan) -> Option<DType> {
-    let is_quantised = |weight: &&Weight| {
-        weight.pieces.iter().any(|piece| matches!(piece.recipe, Recipe::Quantise { .. }))
-    };
+    let is_quantised =
+        |weight: &&Weight| weight.pieces.iter().any(|piece| matches!(piece.recipe, Recipe::Quantise { .. }));
     plan.weights.iter().filter(is_quantised).map(|weight| weight.dtype).min_by_key(|dtype| dtype.layout().bytes)
 }
 

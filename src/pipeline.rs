@@ -18,8 +18,8 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, T
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
-use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::chat::{self, ChatTemplate};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;

@@ -83,8 +83,7 @@ fn checkpoint(args: &Args, form: Form) -> Result<Outcome> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let (tensors, bytes) =
-        synth::write_checkpoint(args.preset, form, args.layers, args.seed, &args.output, &progress)?;
+    let (tensors, bytes) = synth::write_checkpoint(args.preset, form, args.layers, args.seed, &args.output, &progress)?;
     bar.finish_and_clear();
     tell(args, tensors, bytes, started);
     Ok(Outcome::Done)

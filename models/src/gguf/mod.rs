@@ -34,10 +34,10 @@ use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{Piece, Span};
 use rayon::prelude::*;
 
+pub(crate) use error::supported_types;
 pub use error::{Fault, GgufError};
 pub use limits::{MAX_DIMS, MAX_ENTRIES};
 pub use metadata::Metadata;
-pub(crate) use error::supported_types;
 pub use types::{stored_bytes, type_name};
 pub use value::{Array, FromValue, Value, ValueType};
 pub use writer::{Body, Element, WriteError, Writer};

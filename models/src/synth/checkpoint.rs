@@ -107,7 +107,10 @@ pub fn write(
         ("config.json", config(&shape, form).to_string()),
         ("generation_config.json", json!({"temperature": 1.0, "top_k": 64, "top_p": 0.95}).to_string()),
         ("tokenizer.json", tokenizer.to_string()),
-        ("tokenizer_config.json", json!({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}).to_string()),
+        (
+            "tokenizer_config.json",
+            json!({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}).to_string(),
+        ),
         ("chat_template.jinja", chat_template(shape.ple == 0)),
     ] {
         fs::write(folder.join(name), text).map_err(failed(&folder.join(name)))?;
@@ -147,9 +150,8 @@ fn fill(
 ) -> Result<(), SynthError> {
     let total = parts.iter().map(|part| part.bytes).sum();
     let (done, failed) = (AtomicU64::new(0), Mutex::new(None));
-    let pieces: Vec<(usize, u64)> = (0..parts.len())
-        .flat_map(|at| (0..parts[at].bytes.div_ceil(PIECE)).map(move |piece| (at, piece)))
-        .collect();
+    let pieces: Vec<(usize, u64)> =
+        (0..parts.len()).flat_map(|at| (0..parts[at].bytes.div_ceil(PIECE)).map(move |piece| (at, piece))).collect();
     pieces.par_iter().for_each_init(
         || vec![0; PIECE as usize],
         |buffer, &(at, piece)| {
@@ -296,7 +298,12 @@ fn tokenizer(shape: &Shape) -> Value {
     let pieces: Map<String, Value> =
         vocabulary.tokens.iter().zip(0u32..).map(|(text, id)| (text.clone(), id.into())).collect();
     let is_special = |(_, kind): &(_, &i32)| [3, 4].contains(*kind);
-    let added: Vec<Value> = vocabulary.tokens.iter().enumerate().zip(&vocabulary.kinds).filter(is_special)
+    let added: Vec<Value> = vocabulary
+        .tokens
+        .iter()
+        .enumerate()
+        .zip(&vocabulary.kinds)
+        .filter(is_special)
         .map(|((id, text), _)| json!({"id": id, "content": text, "special": true}))
         .collect();
     json!({

@@ -33,7 +33,12 @@ fn a_checkpoint_is_the_model_that_its_gguf_file_is() {
         assert_eq!(own.tensors().len(), file.tensors().len(), "{name}");
         for theirs in file.tensors() {
             let ours = own.tensor(&theirs.name).unwrap_or_else(|| panic!("{name}: {} is missing", theirs.name));
-            assert_eq!((ours.dims(), ours.dtype().unwrap()), (theirs.dims(), theirs.dtype().unwrap()), "{}", theirs.name);
+            assert_eq!(
+                (ours.dims(), ours.dtype().unwrap()),
+                (theirs.dims(), theirs.dtype().unwrap()),
+                "{}",
+                theirs.name
+            );
             assert!(*own.bytes(ours).unwrap() == *file.data(theirs), "{name}: {} has other values", theirs.name);
         }
     }
@@ -94,7 +99,8 @@ impl Place {
         let (header, data) = split(&bytes);
         let tensors: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
         let mut map = serde_json::Map::new();
-        for (part, name) in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"].iter().enumerate() {
+        for (part, name) in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"].iter().enumerate()
+        {
             let (mut own, mut bytes) = (serde_json::Map::new(), Vec::new());
             for (key, tensor) in tensors.iter().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, pair)| pair) {
                 let at = |i: usize| tensor["data_offsets"][i].as_u64().unwrap() as usize;
@@ -259,7 +265,8 @@ fn files_that_lie_are_errors() {
             let start = Instant::now();
             let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peak_during(|| place.open())));
             let (result, peak) = caught.unwrap_or_else(|_| panic!("{what}: a panic"));
-            let bytes: u64 = fs::read_dir(place.folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+            let bytes: u64 =
+                fs::read_dir(place.folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
             assert!(peak <= bytes as usize + SLACK, "{what}: {peak} bytes held");
             assert!(start.elapsed() < Duration::from_secs(10), "{what}: {:?}", start.elapsed());
             if let Err(message) = result {
@@ -277,8 +284,28 @@ struct Random(u64);
 
 /// What stands in the place of something else.
 const NASTY: [&str; 22] = [
-    "0", "1", "-1", "2", "3", "255", "65536", "4294967295", "4294967296", "18446744073709551615", "1e308", "0.5", "null",
-    "true", "[]", "{}", "\"\"", "\"model\"", "\"F32\"", "[[[[[[[[", "\"\\u0000\"", "",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "255",
+    "65536",
+    "4294967295",
+    "4294967296",
+    "18446744073709551615",
+    "1e308",
+    "0.5",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "\"\"",
+    "\"model\"",
+    "\"F32\"",
+    "[[[[[[[[",
+    "\"\\u0000\"",
+    "",
 ];
 
 impl Random {
@@ -296,8 +323,8 @@ impl Random {
 
     fn word(&mut self) -> &'static str {
         const WORDS: [&str; 24] = [
-            "the ", "a", " was", "ing", "  ", "\n", "\n\n\n", "\t\t", "é", "語", "🦙", "<|turn>", "<turn|>", "<bos>", "<b>",
-            "</table>", "▁", "<0x41>", "<|\"|>", "1234", "… ", "'s", "\u{0}", "ß",
+            "the ", "a", " was", "ing", "  ", "\n", "\n\n\n", "\t\t", "é", "語", "🦙", "<|turn>", "<turn|>", "<bos>",
+            "<b>", "</table>", "▁", "<0x41>", "<|\"|>", "1234", "… ", "'s", "\u{0}", "ß",
         ];
         WORDS[self.below(WORDS.len() as u64) as usize]
     }
@@ -320,8 +347,12 @@ impl Random {
                 }
                 // The next value or key, up to where it ends.
                 _ => {
-                    let start = bytes[at..].iter().position(|byte| b":,[".contains(byte)).map_or(at, |step| at + step + 1);
-                    let end = bytes[start..].iter().position(|byte| b",]}:".contains(byte)).map_or(start, |step| start + step);
+                    let start =
+                        bytes[at..].iter().position(|byte| b":,[".contains(byte)).map_or(at, |step| at + step + 1);
+                    let end = bytes[start..]
+                        .iter()
+                        .position(|byte| b",]}:".contains(byte))
+                        .map_or(start, |step| start + step);
                     let new = NASTY[self.below(NASTY.len() as u64) as usize];
                     bytes.splice(start..end, new.bytes());
                 }

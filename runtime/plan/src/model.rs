@@ -74,9 +74,9 @@ impl Piece {
         let fits = |(input, span): (&gemma4c_blocks::recipe::Input, &Span)| {
             input.of_rows(0, self.rows).is_some_and(|(_, bytes)| bytes == span.bytes)
         };
-        self.recipe.inputs(dtype, columns).is_some_and(|inputs| {
-            inputs.len() == self.inputs.len() && inputs.iter().zip(&self.inputs).all(fits)
-        })
+        self.recipe
+            .inputs(dtype, columns)
+            .is_some_and(|inputs| inputs.len() == self.inputs.len() && inputs.iter().zip(&self.inputs).all(fits))
     }
 }
 

@@ -28,8 +28,15 @@ struct Sketch {
 
 impl Sketch {
     fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> WeightId {
-        let mut weight =
-            Weight { name: name.into(), dtype, dims: dims.into(), file: 0, offset: self.file_bytes, bytes: 0, pieces: vec![] };
+        let mut weight = Weight {
+            name: name.into(),
+            dtype,
+            dims: dims.into(),
+            file: 0,
+            offset: self.file_bytes,
+            bytes: 0,
+            pieces: vec![],
+        };
         weight.bytes = weight.expected_bytes().expect("rows are whole blocks");
         self.file_bytes += weight.bytes;
         self.weights.push(weight);
