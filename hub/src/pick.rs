@@ -228,7 +228,7 @@ fn checkpoint(repository: &Repository) -> Option<Variant<'_>> {
         "model.safetensors.index.json",
     ];
     let named = |name: &&str| repository.files.iter().find(|file| file.name == **name);
-    let mut files: Vec<&RemoteFile> = BESIDE.iter().filter_map(|name| named(name)).collect();
+    let mut files: Vec<&RemoteFile> = BESIDE.iter().filter_map(named).collect();
     let is_weights = |file: &&RemoteFile| {
         file.name.ends_with(".safetensors") && !file.name.contains('/') && !file.name.starts_with("consolidated")
     };

@@ -76,9 +76,19 @@ pub(super) fn integers(
     };
     groups(rows, scales, out, |row, column, codes| {
         let words = &inputs[0][4 * row * row_words..4 * (row + 1) * row_words];
-        for (i, code) in codes.iter_mut().enumerate() {
-            let at = column + i;
-            *code = ((word(words, at / per) >> ((at % per) as u32 * bits)) & mask) as i32;
+        if column.is_multiple_of(per) {
+            // Whole words, but for the last ones of a row.
+            for (at, codes) in codes.chunks_mut(per).enumerate() {
+                let mut word = word(words, column / per + at);
+                for code in codes {
+                    *code = (word & mask) as i32;
+                    word >>= bits;
+                }
+            }
+        } else {
+            for (at, code) in (column..).zip(codes) {
+                *code = ((word(words, at / per) >> ((at % per) as u32 * bits)) & mask) as i32;
+            }
         }
         (scale_rows.at(row, column), zero(row, column))
     })

@@ -13,9 +13,13 @@ pub struct Known {
 }
 
 const KNOWN: [Known; 3] = [
-    Known { hash: 0, name: "Google's for models without per-layer embeddings", is_old: false },
-    Known { hash: 0, name: "Google's for models with per-layer embeddings", is_old: false },
-    Known { hash: 0, name: "an early one of Google's for models without per-layer embeddings", is_old: true },
+    Known { hash: 0x93b9_9ad5_34cd_7af0, name: "Google's for models without per-layer embeddings", is_old: false },
+    Known { hash: 0x4dc6_0b10_9bdd_2948, name: "Google's for models with per-layer embeddings", is_old: false },
+    Known {
+        hash: 0x40b6_4b63_7a02_68be,
+        name: "an early one of Google's for models without per-layer embeddings",
+        is_old: true,
+    },
 ];
 
 /// The published template that a text is.
