@@ -156,8 +156,8 @@
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id
 //! warp_id …`), [`intrinsics::warp`] (`barrier barrier_of warp_barrier shfl_xor shfl_idx ballot warp_any warp_all
 //! warp_sum warp_max warp_largest block_sum block_max`), [`intrinsics::loads`] (`load load_streamed load_streamed_if
-//! read_only store`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_signs byte_of signed_byte_of nibble_of pack_bytes
-//! sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
+//! read_only store`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_perm_or_sign byte_signs byte_of
+//! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
 //! multiply_f16 fma_f16 and_or e4m3_as_f16`, and from Ada on `widen_e4m3 pack_e4m3`), [`intrinsics::math`] (`rsqrt
 //! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`]
 //! (`atomic_add last_block_of`),

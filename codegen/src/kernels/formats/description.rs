@@ -53,6 +53,18 @@ pub struct Format {
     pub joined: bool,
 }
 
+impl Format {
+    /// Registers of a unit's codes on their way: 16 bytes, or the 8 of thin types.
+    pub fn code_words(&self) -> u32 {
+        if self.side.thin { 2 } else { 4 }
+    }
+
+    /// Registers of a unit on its way.
+    pub fn words(&self) -> u32 {
+        self.code_words() + self.side_words
+    }
+}
+
 /// How tensor cores multiply a type.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorFormat {

@@ -31,6 +31,42 @@ pub fn raised_fp4_levels(codes: u32) -> u32 {
     byte_perm(positive, negative, 0x3210 | (codes & 0x8888) >> 1)
 }
 
+/// The levels of the codes without a sign of the low half of a word; zero in place of the others. The lookup itself
+/// tells them apart: for a nibble whose upper bit is set it repeats the sign of the byte, which has none here.
+#[device]
+pub fn fp4_without_sign(codes: u32) -> u32 {
+    byte_perm_or_sign(0x03020100, 0x0c080604, codes)
+}
+
+/// The dots of both halves of a unit (x, y): those of codes without a sign, less those of the others. That takes half of
+/// the instructions that signed levels take.
+#[device]
+pub fn dots_of_fp4(codes: U32x4, x: UnitActivations) -> U32x2 {
+    let turned = u32x4(codes.x ^ 0x88888888, codes.y ^ 0x88888888, codes.z ^ 0x88888888, codes.w ^ 0x88888888);
+    u32x2(
+        (dot_low_fp4(codes, x.low) - dot_low_fp4(turned, x.low)) as u32,
+        (dot_high_fp4(codes, x.high) - dot_high_fp4(turned, x.high)) as u32,
+    )
+}
+
+/// The dot of the codes without a sign of a unit's first half.
+#[device]
+pub fn dot_low_fp4(codes: U32x4, x: U32x4) -> i32 {
+    let levels = u32x4(
+        fp4_without_sign(codes.x),
+        fp4_without_sign(codes.y),
+        fp4_without_sign(codes.z),
+        fp4_without_sign(codes.w),
+    );
+    dot16(levels, x, 0)
+}
+
+/// The same of its second half.
+#[device]
+pub fn dot_high_fp4(codes: U32x4, x: U32x4) -> i32 {
+    dot_low_fp4(u32x4(codes.x >> 16, codes.y >> 16, codes.z >> 16, codes.w >> 16), x)
+}
+
 /// The levels of a word of nibbles: of a unit's first half (x) and of its second (y).
 #[device]
 pub fn bytes_fp4(word: u32, side: U32x4, index: u32) -> U32x2 {
@@ -54,12 +90,8 @@ pub fn fp4_level(code: u32) -> f32 {
 
 #[device]
 pub fn dot_mxfp4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let a = bytes_fp4(unit.codes.x, unit.side, 0);
-    let b = bytes_fp4(unit.codes.y, unit.side, 1);
-    let c = bytes_fp4(unit.codes.z, unit.side, 2);
-    let d = bytes_fp4(unit.codes.w, unit.side, 3);
-    let dot = dot16(u32x4(a.y, b.y, c.y, d.y), x.high, dot16(u32x4(a.x, b.x, c.x, d.x), x.low, 0));
-    finish(dot as f32, factors_exponent(unit.side, number), x.scale, total)
+    let dots = dots_of_fp4(unit.codes, x);
+    finish((dots.x as i32 + dots.y as i32) as f32, factors_exponent(unit.side, number), x.scale, total)
 }
 
 #[device]
@@ -92,14 +124,9 @@ pub fn mxfp4() -> Kernels {
 
 #[device]
 pub fn dot_nvfp4(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let a = bytes_fp4(unit.codes.x, unit.side, 0);
-    let b = bytes_fp4(unit.codes.y, unit.side, 1);
-    let c = bytes_fp4(unit.codes.z, unit.side, 2);
-    let d = bytes_fp4(unit.codes.w, unit.side, 3);
-    let first = dot16(u32x4(a.x, b.x, c.x, d.x), x.low, 0x4b400000);
-    let second = dot16(u32x4(a.y, b.y, c.y, d.y), x.high, 0);
+    let dots = dots_of_fp4(unit.codes, x);
     let factors = factors_floats16(unit.side, number);
-    finish(whole_floats16(first, second, factors), factors, x.scale, total)
+    finish(whole_floats16(dots.x as i32 + 0x4b400000, dots.y as i32, factors), factors, x.scale, total)
 }
 
 /// Values are the factor of a half times levels, rounded once more: an f32 factor leaves no room for fewer operations.
