@@ -101,7 +101,7 @@ pub fn from_room(word: u32) -> u32 {
 /// Values `4 j` to `4 j + 3` of a point of eight, j of 0 and 1.
 #[device]
 pub fn magnitudes_of(point: u32, j: u32) -> u32 {
-    byte_perm(0x002b1908, 0, point >> (j % 2 * 16))
+    byte_perm_or_sign(0x002b1908, 0, point >> (j % 2 * 16))
 }
 
 /// Byte `index` of two words.
