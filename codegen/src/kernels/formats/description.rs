@@ -78,6 +78,16 @@ pub struct TensorFormat {
 }
 
 impl Format {
+    /// Bytes of a unit's codes.
+    pub fn code_bytes(&self) -> u32 {
+        if self.side.thin { 8 } else { 16 }
+    }
+
+    /// Registers that a unit on its way takes.
+    pub fn words(&self) -> u32 {
+        self.code_bytes() / 4 + self.side_words
+    }
+
     /// A unit of 32 values as integers, with one word beside it that it shares with so many.
     pub fn integers(units_beside: u32, side: &'static DeviceDef, dot: &'static DeviceDef) -> Format {
         Format {
