@@ -46,6 +46,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::repack::repack_quads::DEF,
             kernels::repack::repack_packed6::DEF,
             kernels::repack::repack_split6::DEF,
+            kernels::repack::repack_words::DEF,
         ],
         cases: cases::repack::cases,
     },

@@ -42,6 +42,7 @@ fn products(dtype: DType, target: &Target) -> Vec<Instance> {
         out: ElementType::F32,
         epilogue: Vec::new(),
     };
+    let cluster = if target.arch.has_tma() { 8 } else { 1 };
     let experts = GateUp {
         dtype,
         hidden: 704,
@@ -57,8 +58,8 @@ fn products(dtype: DType, target: &Target) -> Vec<Instance> {
         down.instance(down.shape(target)).unwrap(),
         rows(8),
         rows(32),
-        gemm.instance(gemm.shape(4, 8, target)).unwrap(),
-        gemm.instance(gemm.shape(64, 8, target)).unwrap(),
+        gemm.instance(gemm.shape(4, cluster, target)).unwrap(),
+        gemm.instance(gemm.shape(64, cluster, target)).unwrap(),
         experts.instance().unwrap(),
         widen::instance(dtype).unwrap(),
         gather::instance(dtype).unwrap(),

@@ -173,7 +173,7 @@ pub fn whole_of_unit(first: i32, second: i32, factors: U32x4) -> f32 {
 
 /// What multiplies half `half` of a unit.
 #[device]
-pub fn factor_of_half(factors: U32x4, half: u32) -> f32 {
+pub fn scale_of_half(factors: U32x4, half: u32) -> f32 {
     f32::from_bits(factors.x) * if half == 0 { factors.z } else { factors.w } as f32
 }
 
@@ -257,7 +257,7 @@ pub fn bytes_iq2_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 #[device]
 pub fn decode_iq2_xxs(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let factor = factor_of_half(factors_iq2_xxs(side, unit), part / 2);
+    let factor = scale_of_half(factors_iq2_xxs(side, unit), part / 2);
     decoded_words(word_iq2_xxs, codes, side, unit, part, factor)
 }
 
@@ -314,7 +314,7 @@ pub fn bytes_iq2_xs(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 #[device]
 pub fn decode_iq2_xs(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let factor = factor_of_half(factors_iq2_xs(side, unit), part / 2);
+    let factor = scale_of_half(factors_iq2_xs(side, unit), part / 2);
     decoded_words(word_iq2_xs, codes, side, unit, part, factor)
 }
 
@@ -373,7 +373,7 @@ pub fn bytes_iq2_s(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 #[device]
 pub fn decode_iq2_s(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let factor = factor_of_half(factors_iq2_s(side, unit), part / 2);
+    let factor = scale_of_half(factors_iq2_s(side, unit), part / 2);
     decoded_words(word_iq2_s, codes, side, unit, part, factor)
 }
 
@@ -431,7 +431,7 @@ pub fn bytes_iq3_xxs(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 #[device]
 pub fn decode_iq3_xxs(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let factor = factor_of_half(factors_iq3_xxs(side, unit), part / 2);
+    let factor = scale_of_half(factors_iq3_xxs(side, unit), part / 2);
     decoded_words(word_iq3_xxs, codes, side, unit, part, factor)
 }
 
@@ -482,7 +482,7 @@ pub fn bytes_iq3_s(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 #[device]
 pub fn decode_iq3_s(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
-    let factor = factor_of_half(factors_iq3_s(side, unit), part / 2);
+    let factor = scale_of_half(factors_iq3_s(side, unit), part / 2);
     decoded_words(word_iq3_s, codes, side, unit, part, factor)
 }
 

@@ -173,7 +173,7 @@ pub fn in_room(bits: u32) -> u32 {
 
 /// Both words of a group of IQ2XS: lower bytes of its indices, then its signs and the ninth bits.
 #[device]
-pub fn word_iq2_xs(block: Weights<u8>, group: u32, second: bool) -> u32 {
+pub fn packed_iq2_xs(block: Weights<u8>, group: u32, second: bool) -> u32 {
     let mut lower = 0u32;
     let mut ninth = 0u32;
     let mut signs = 0u32;
@@ -226,7 +226,7 @@ pub fn packed_word<const KIND: u32>(block: Weights<u8>, at: u32) -> u32 {
         }
     }
     if KIND == 3 {
-        word = word_iq2_xs(block, at / 2, at % 2 == 1);
+        word = packed_iq2_xs(block, at / 2, at % 2 == 1);
     }
     if KIND == 4 {
         let signs = at % 2 == 1;

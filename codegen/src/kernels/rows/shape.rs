@@ -109,7 +109,7 @@ impl Cores {
         let tile = CORE_TILES.into_iter().filter(|tile| *tile <= needed).find(fits).unwrap_or(1);
         let weight_rows = 2;
         let lane_outputs = if of.geglu { 1 } else { 2 };
-        let reach = (AHEAD_REGISTERS / (4 + format.side_words) / weight_rows).max(1);
+        let reach = (AHEAD_REGISTERS / format.words() / weight_rows).max(1);
         let steps = (of.k / format.unit).div_ceil(lanes);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);

@@ -382,7 +382,7 @@ impl GatheredDown {
         let lanes = lanes_of(self.k / format.unit);
         let depth = (self.k / format.unit).div_ceil(lanes);
         let rounds = self.share().div_ceil(BLOCK_WARPS);
-        let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * (4 + format.side_words);
+        let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * format.words();
         let instance = gathered_down::Chosen {
             S: ExpertShape { K: self.k, TOP: self.top, DENSE: self.dense },
             F: UnitFormat::of(format),

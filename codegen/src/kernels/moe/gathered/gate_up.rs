@@ -400,7 +400,7 @@ impl GatheredGateUp {
         check(self.experts, [self.k, self.hidden, self.dense])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let steps = (self.k / format.unit).div_ceil(32);
-        let depth = (AHEAD_REGISTERS / ((4 + format.side_words) * 2)).clamp(1, steps);
+        let depth = (AHEAD_REGISTERS / (format.words() * 2)).clamp(1, steps);
         let instance = gathered_geglu::Chosen {
             S: ExpertShape { K: self.k, TOP: self.top, DENSE: self.dense },
             F: UnitFormat::of(format),
