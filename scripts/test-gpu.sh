@@ -84,17 +84,30 @@ wants() {
     fi
 }
 
+# model_of NAME: where a model of the reference data is, below its folder.
+model_of() {
+    if [[ $1 == checkpoints/* ]]; then printf '%s/config.json' "$1"; else printf '%s.gguf' "$1"; fi
+}
+
 # The models of the reference data. A file that is missing is an error, so that no check passes by finding nothing; of models that are not asked for none is needed.
 text=(d_tiny_bf16 d_tiny_q4_k d_tiny_q4_k_m_lq d_tiny_q6_k d_tiny_q8_0 e_tiny_q4_0 e_tiny_q4_0_lq e_tiny_q8_0 m_tiny_q4_0 m_tiny_q8_0)
 massive=(massive/o_tiny_q4_0 massive/o_tiny_q8_0)
 trained=(trained/austen_q4_0 trained/austen_q8_0)
-known=("${text[@]}" "${massive[@]}" "${trained[@]}")
+# Low-bit types, and checkpoints, which are folders.
+formats=() checkpoints=()
+for file in "$golden"/formats/*.golden.safetensors; do
+    [[ ! -f $file ]] || formats+=("formats/$(basename "$file" .golden.safetensors)")
+done
+for file in "$golden"/checkpoints/*.golden.safetensors; do
+    [[ ! -f $file ]] || checkpoints+=("checkpoints/$(basename "$file" .golden.safetensors)")
+done
+known=("${text[@]}" "${massive[@]}" "${trained[@]}" "${formats[@]}" "${checkpoints[@]}")
 for name in "${models[@]}"; do
     [[ " ${known[*]} " == *" $name "* ]] || fail "--models $name: there are ${known[*]}"
 done
 ((${#models[@]} > 0)) || models=("${known[@]}")
 for name in "${models[@]}"; do
-    for file in "$name.gguf" "$name.golden.safetensors"; do
+    for file in "$(model_of "$name")" "$name.golden.safetensors"; do
         [[ -f $golden/$file ]] || fail "$golden has no $file: --golden names the folder of the reference data"
     done
 done
@@ -187,7 +200,7 @@ plan_of() {
 compile() {
     local model=$1 kind=$2
     shift 2
-    "$binary" compile "$golden/$model.gguf" -o "$(plan_of "$model" "$kind")" --ctx 1024 "$@"
+    "$binary" compile "$golden/$(model_of "$model")" -o "$(plan_of "$model" "$kind")" --ctx 1024 "$@"
 }
 
 case $device in

@@ -11,7 +11,7 @@ use gemma4c_hub::HubError;
 use gemma4c_models::adapter::AdapterError;
 use gemma4c_models::chat::ChatError;
 use gemma4c_models::checkpoint::CheckpointError;
-use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, VisionError};
+use gemma4c_models::gemma4::{AudioError, ConfigError, DrafterError, ModelError, OpenError, VisionError};
 use gemma4c_models::gguf::GgufError;
 use gemma4c_models::tokenizer::{TokenizerError, VocabError};
 use gemma4c_plan::PlanError;
@@ -163,6 +163,15 @@ impl Error {
     /// For `map_err`: a fault of a file.
     pub(crate) fn within<E: Into<Error>>(path: &Path) -> impl FnOnce(E) -> Error {
         move |source| Error::In { path: path.into(), source: Box::new(source.into()) }
+    }
+}
+
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Error {
+        match error {
+            OpenError::Gguf(error) => error.into(),
+            OpenError::Checkpoint(error) => error.into(),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gemma4c_models::checkpoint;
 use gemma4c_models::gguf::Gguf;
+use gemma4c_models::{checkpoint, gemma4};
 use gemma4c_plan::{Plan, START, own_bytes};
 use tempfile::NamedTempFile;
 
@@ -23,7 +23,16 @@ pub fn is_model(path: &Path) -> Result<bool, Error> {
 
 /// Opens a model, whatever kind of file or folder it is.
 pub fn open_model(path: &Path) -> Result<Gguf, Error> {
-    Ok(if checkpoint::is_checkpoint(path) { checkpoint::open(path)? } else { Gguf::open(path)? })
+    Ok(gemma4::open(path)?)
+}
+
+/// The text of a chat template.
+pub fn read_template(path: &Path) -> Result<String, Error> {
+    const LARGEST: u64 = 4 << 20;
+    if regular(path)?.len() > LARGEST {
+        return Err(Error::WrongFile { path: path.into(), why: "is too long for a chat template".into() });
+    }
+    fs::read_to_string(path).map_err(Error::read(path))
 }
 
 /// Whether a file is a plan, where a model is wanted.

@@ -4,12 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use gemma4c_blocks::DType;
+use gemma4c_blocks::recipe::Recipe;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::kernels::formats::wants_16_bits;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_models::media::USUAL_BUDGET;
-use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, KvType};
+use gemma4c_plan::{Plan, Weight};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 
 use crate::error::Error;
@@ -24,6 +27,9 @@ pub const DEFAULT_CUDA_CHUNK: u32 = 2048;
 /// Sequences from which on the products of a plan for Hopper have 16-bit operands (the pass `gemm`), unless that is
 /// switched off: from 16 of them on that is faster, fewer are slower (BENCHMARKS.md).
 pub const SEQUENCES_IN_16_BITS: u32 = 64;
+/// The same, on every GPU, where weights have a type that int8 tensor cores cannot multiply: CUDA cores would decode it
+/// for every few rows.
+pub const SEQUENCES_OF_FLOATS_IN_16_BITS: u32 = 4;
 
 /// What a model is compiled for, and with.
 #[derive(Clone, Debug)]
@@ -56,6 +62,10 @@ pub struct Options {
     pub drafter: Option<PathBuf>,
     /// Adapters that are always on.
     pub adapters: Vec<AdapterAt>,
+    /// What the model's matrices of floats become while they are loaded.
+    pub quantize: Option<DType>,
+    /// The text of a chat template in place of the model's.
+    pub chat_template: Option<String>,
 }
 
 /// An adapter: where it is, and how strong it is to be.
@@ -86,6 +96,14 @@ impl FromStr for AdapterAt {
     }
 }
 
+/// What a plan's matrices of floats are quantised to. Tables are never narrower than 8 bits, so the least is what was
+/// asked for.
+fn quantized_to(plan: &Plan) -> Option<DType> {
+    let is_quantised =
+        |weight: &&Weight| weight.pieces.iter().any(|piece| matches!(piece.recipe, Recipe::Quantise { .. }));
+    plan.weights.iter().filter(is_quantised).map(|weight| weight.dtype).min_by_key(|dtype| dtype.layout().bytes)
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
@@ -103,6 +121,8 @@ impl Default for Options {
             image_tokens: USUAL_BUDGET,
             drafter: None,
             adapters: Vec::new(),
+            quantize: None,
+            chat_template: None,
         }
     }
 }
@@ -133,6 +153,7 @@ impl Options {
             disabled: named(false).collect(),
             enabled: named(true).filter(|name| must_be_asked_for(name)).collect(),
             image_tokens: image_tokens.unwrap_or(USUAL_BUDGET),
+            quantize: quantized_to(plan),
             ..Options::default()
         })
     }
@@ -159,8 +180,9 @@ impl Options {
         self.drafts.unwrap_or(if self.drafter.is_some() { MOST_DRAFTS } else { 0 }) + 1
     }
 
-    /// All passes that are switched off: those that are not wanted, and those that must be asked for and are not.
-    pub fn passes_off(&self) -> Result<Vec<String>, Error> {
+    /// All passes that are switched off for a model with weights of these types: those that are not wanted, and those
+    /// that must be asked for and are not.
+    pub fn passes_off(&self, types: impl IntoIterator<Item = DType>) -> Result<Vec<String>, Error> {
         for name in &self.enabled {
             if !must_be_asked_for(name) {
                 let known: Vec<&str> = PASSES.iter().filter(|pass| pass.asked_for).map(|pass| pass.name).collect();
@@ -175,7 +197,9 @@ impl Options {
         }
         let mut enabled = self.enabled.clone();
         let hopper = self.gpus.iter().all(|gpu| gpu.arch.has_wgmma());
-        if self.sequences >= SEQUENCES_IN_16_BITS && hopper && !self.disabled.iter().any(|name| name == GEMM) {
+        let many = self.sequences >= SEQUENCES_IN_16_BITS && hopper;
+        let many_of_floats = self.sequences >= SEQUENCES_OF_FLOATS_IN_16_BITS && types.into_iter().any(wants_16_bits);
+        if (many || many_of_floats) && !self.disabled.iter().any(|name| name == GEMM) {
             enabled.push(GEMM.to_owned());
         }
         Ok(passes::switched_off(&self.disabled, &enabled))
@@ -222,11 +246,16 @@ mod tests {
     fn many_sequences_on_hopper_have_16_bit_operands_unless_that_is_switched_off() {
         let of =
             |arch: Arch, sequences: u32| Options { gpus: vec![Gpu::of_arch(arch)], sequences, ..Options::default() };
-        let is_off = |options: Options| options.passes_off().expect("passes there are").iter().any(|name| name == GEMM);
+        let is_off_for = |options: Options, dtype: DType| {
+            options.passes_off([dtype]).expect("passes there are").iter().any(|name| name == GEMM)
+        };
+        let is_off = |options: Options| is_off_for(options, DType::Q4_0);
         assert!(is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS - 1)));
         assert!(!is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS)));
         assert!(!is_off(of(Arch::Sm90a, 1).with(&[GEMM])));
         assert!(is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS).without(&[GEMM])));
         assert!(is_off(of(Arch::Sm80, SEQUENCES_IN_16_BITS)));
+        assert!(is_off_for(of(Arch::Sm80, SEQUENCES_OF_FLOATS_IN_16_BITS - 1), DType::F8));
+        assert!(!is_off_for(of(Arch::Sm80, SEQUENCES_OF_FLOATS_IN_16_BITS), DType::F8));
     }
 }

@@ -19,6 +19,7 @@ use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
 use gemma4c_models::adapter::{self, Adapter};
+use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
@@ -58,6 +59,15 @@ impl Source {
         Ok(Source::File(files::open_model(path)?))
     }
 
+    /// The same with its matrices of floats quantised while they are loaded.
+    fn open_quantised(path: &Path, to: DType) -> Result<Source, Error> {
+        let (model, matrices) = gemma4::quantised(files::open_model(path)?, to)?;
+        match matrices {
+            0 => Err(Error::Option(format!("--quantize: {} has no matrices of floats", path.display()))),
+            _ => Ok(Source::File(model)),
+        }
+    }
+
     /// Its tensors' bytes, where it has some.
     pub fn file(&self) -> Option<&Gguf> {
         match self {
@@ -91,7 +101,10 @@ impl Files {
     /// A model's file, and those that the options name.
     pub fn open(model: &Path, options: &Options) -> Result<Files, Error> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Source::open).transpose();
-        let text = Source::open(model)?;
+        let text = match options.quantize {
+            Some(to) => Source::open_quantised(model, to)?,
+            None => Source::open(model)?,
+        };
         if options.adapters.len() > MOST_ADAPTERS {
             let given = options.adapters.len();
             return Err(Error::Option(format!("--lora is given {given} times: a plan has at most {MOST_ADAPTERS}")));
@@ -111,6 +124,17 @@ impl Files {
     ) -> Result<(Adapter, f32), Error> {
         let adapter = adapter::read(&at.path)?.of_model(&Config::read(text)?)?.numbered(number);
         Ok((if for_gpu { adapter.padded() } else { adapter }, at.scale))
+    }
+
+    /// What whoever compiles them should know: what of them is not used, and a chat template that has been replaced.
+    pub fn notes(&self, options: &Options) -> Vec<String> {
+        let mut notes: Vec<String> = self.with_weights().iter().flat_map(|model| model.notes().to_vec()).collect();
+        let template = self.text.metadata().optional::<&str>("tokenizer.chat_template").ok().flatten();
+        let known = template.filter(|_| options.chat_template.is_none()).and_then(chat::known);
+        if let Some(known) = known.filter(|known| known.is_old) {
+            notes.push(format!("the chat template is {}: --chat-template FILE takes a newer one", known.name));
+        }
+        notes
     }
 
     /// The files that have weights, in a plan's order: all but descriptions.
@@ -356,7 +380,7 @@ impl<'a> Declared<'a> {
             snapshots,
             target: gpu.clone(),
             vram,
-            disabled: self.options.passes_off()?,
+            disabled: self.options.passes_off(self.graph.weights.iter().map(|weight| weight.dtype))?,
         };
         let towers: Vec<TowerGraph<'_>> = self.towers.iter().map(DeclaredTower::for_gpus).collect();
         let drafter = self.drafter.as_ref().map(|drafter| cuda::Drafter {
@@ -528,7 +552,11 @@ pub struct Text {
 impl Text {
     pub fn read(declared: &Declared<'_>) -> Result<Text, Error> {
         let file = &declared.files.text;
-        let vocab = vocab_from_metadata(file.metadata())?;
+        let mut vocab = vocab_from_metadata(file.metadata())?;
+        if let (Some(vocab), Some(template)) = (&mut vocab, &declared.options.chat_template) {
+            ChatTemplate::new(template)?;
+            vocab.chat_template = Some(template.clone());
+        }
         let tokens = |tower: &DeclaredTower| {
             let (found, lacking) = match tower.medium.is_picture() {
                 true => (vocab.as_ref().and_then(media::image_tokens), "pictures: <|image>, <|image|>, <image|>"),

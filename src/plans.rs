@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
+use gemma4c_blocks::DType;
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::{Plan, VERSION, cuda::KvType};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
@@ -53,6 +54,10 @@ pub struct Wanted {
     pub image_tokens: Option<u32>,
     /// Models that share the memory in equal parts.
     pub sharing: Option<u64>,
+    /// What the model's matrices of floats become while they are loaded.
+    pub quantize: Option<DType>,
+    /// The file of a chat template in place of the model's.
+    pub chat_template: Option<PathBuf>,
 }
 
 /// A plan, and the file that it is in, or would be in if it could be kept.
@@ -82,6 +87,7 @@ pub fn make(model: &Path, wanted: &Wanted, tell: &mut dyn FnMut(String)) -> Resu
             return Ok(Made { plan, path });
         }
     }
+    files.notes(&options).into_iter().for_each(&mut *tell);
     // Without a place to keep it, the plan is made for this run alone.
     let path = folder.as_deref().unwrap_or(Path::new(".")).join(name);
     let options = fit::fit(&files, options, may)?;
@@ -128,6 +134,8 @@ fn options(wanted: &Wanted) -> Result<Options, Error> {
         adapters: wanted.adapters.clone(),
         projector: wanted.projector.clone(),
         image_tokens: wanted.image_tokens.unwrap_or(USUAL_BUDGET),
+        quantize: wanted.quantize,
+        chat_template: wanted.chat_template.as_deref().map(files::read_template).transpose()?,
         ..Options::default()
     };
     // A plan for the CPU does not depend on these, and is found again whatever they are.

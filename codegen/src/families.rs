@@ -42,8 +42,11 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[
             kernels::repack::repack_plane::DEF,
             kernels::repack::repack_halves::DEF,
+            kernels::repack::repack_bytes::DEF,
+            kernels::repack::repack_quads::DEF,
             kernels::repack::repack_packed6::DEF,
             kernels::repack::repack_split6::DEF,
+            kernels::repack::repack_words::DEF,
         ],
         cases: cases::repack::cases,
     },

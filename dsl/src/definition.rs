@@ -149,6 +149,7 @@ pub enum Callee {
     Device(&'static DeviceDef),
     Struct(&'static StructDef),
     Intrinsic(&'static Intrinsic),
+    Table(&'static TableDef),
     /// Part of every source text.
     Prelude,
 }
@@ -259,6 +260,10 @@ pub struct DeviceDef {
     pub output: &'static str,
     /// Compile-time parameters it takes from the instance, by name.
     pub constants: &'static [ConstantDef],
+    /// In a slot it makes the instance thin (`thin.rs`).
+    pub thin: bool,
+    /// What stands for it in thin instances.
+    pub instead: Option<fn() -> Callee>,
     pub callees: &'static [fn() -> Callee],
     pub cuda: &'static str,
     pub rust: &'static str,
@@ -297,6 +302,32 @@ impl KernelDef {
     /// The same kernel with another text: how tests show that a wrong text is caught.
     pub const fn with_cuda(&self, cuda: &'static str) -> Self {
         Self { cuda, ..*self }
+    }
+}
+
+/// A constant table of words that kernels look values up in: see [`table!`](crate::table).
+#[derive(Debug, PartialEq)]
+pub struct TableDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub values: &'static [u32],
+}
+
+impl DeviceDef {
+    /// Bytes of shared memory that the tables take which it reaches.
+    pub fn table_bytes(&self) -> u32 {
+        fn reach(def: &DeviceDef, found: &mut Vec<&'static TableDef>) {
+            for callee in def.callees {
+                match callee() {
+                    Callee::Device(other) => reach(other, found),
+                    Callee::Table(table) if !found.contains(&table) => found.push(table),
+                    _ => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        reach(self, &mut found);
+        found.iter().map(|table| table.values.len() as u32 * 4).sum()
     }
 }
 

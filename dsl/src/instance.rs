@@ -1,7 +1,8 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
 use crate::definition::{
-    Buffers, Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, Scope, SlotDef, StructDef,
+    Access, Buffers, Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, Scope, SlotDef,
+    StructDef, TableDef,
 };
 use crate::elements::ElementType;
 use crate::values::{Constant, ConstantValue, Values};
@@ -193,6 +194,9 @@ pub(crate) struct Functions {
     pub intrinsics: Vec<&'static Intrinsic>,
     pub structs: Vec<&'static StructDef>,
     pub devices: Vec<&'static DeviceDef>,
+    pub tables: Vec<&'static TableDef>,
+    /// Functions, and what stands for them here.
+    pub replaced: Vec<(&'static str, &'static DeviceDef)>,
 }
 
 /// `matvec_q8_0[K = 2560, ROWS = 4, epilogue = add_residual]`: unique among the instances of a kernel.
@@ -274,6 +278,22 @@ impl Instance {
         buffers.iter().any(|buffers| (buffers.when)(&self.values) && buffers.params.contains(&param))
     }
 
+    /// Whether elements of `Weights<U32x4>` are 8 bytes: a function in a slot says so.
+    pub fn is_thin(&self) -> bool {
+        self.fills.iter().flat_map(|fill| &fill.functions).any(|function| function.thin)
+    }
+
+    /// Whether that parameter's elements are 8 bytes.
+    pub(crate) fn has_thin(&self, param: &InstanceParam) -> bool {
+        let codes = ParamKind::Memory { access: Access::Weights, element: "U32x4" };
+        param.def.kind == codes && self.is_thin()
+    }
+
+    /// Bytes of shared memory that tables take, beside the kernel's own arrays.
+    pub fn table_bytes(&self) -> usize {
+        self.functions().unwrap_or_default().tables.iter().map(|table| table.values.len() * 4).sum()
+    }
+
     /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.
     pub fn shared_bytes(&self) -> usize {
         self.shared_layout().1
@@ -328,6 +348,11 @@ impl Instance {
         let kernel = self.def.name;
         match callee {
             Callee::Prelude => {}
+            Callee::Table(def) => {
+                if !found.tables.iter().any(|known| known.name == def.name) {
+                    found.tables.push(def);
+                }
+            }
             Callee::Struct(def) => {
                 if let Some(known) = found.structs.iter().find(|known| known.name == def.name) {
                     let same = known.cuda == def.cuda;
@@ -344,6 +369,13 @@ impl Instance {
                         self.reach(callee(), found, path)?;
                     }
                     found.intrinsics.push(row);
+                }
+            }
+            Callee::Device(def) if def.instead.is_some() && self.is_thin() => {
+                let Some(Callee::Device(other)) = def.instead.map(|other| other()) else { return Ok(()) };
+                if !found.replaced.iter().any(|(name, _)| *name == def.name) {
+                    self.reach(Callee::Device(other), found, path)?;
+                    found.replaced.push((def.name, other));
                 }
             }
             Callee::Device(def) => {

@@ -110,6 +110,10 @@
 //!   fills a slot if it says what the slot gives: `fills(value)`.
 //! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value
 //!   or nothing. In CUDA a register array is a reference with its length, so that they may pass it on to `wgmma`.
+//! - **Thin functions**: `#[device(thin)]` on a function in a slot says that elements of `Weights<U32x4>` are 8
+//!   bytes. Loads and 16-byte copies of one bring these, and zeros or anything behind them. So kernels of units of 16
+//!   bytes take units of 8. `#[device(thin(other))]` on a function that they call names what stands for it then.
+//! - **Tables** ([`table!`]): constant words by index, in shared memory.
 //! - **Device functions with slots**: `#[device(slots(fetch(at: u32) -> U32x4))]`. Whoever calls one passes a function
 //!   for each slot before the other arguments: a slot of its own, or a device function by name, `pipeline(fetch,
 //!   dot_q8_0, &mut ahead, …)`. In Rust a slot is an `impl Fn`; in CUDA the function is a template, and a kernel's slot
@@ -152,10 +156,11 @@
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id
 //! warp_id …`), [`intrinsics::warp`] (`barrier barrier_of warp_barrier shfl_xor shfl_idx ballot warp_any warp_all
 //! warp_sum warp_max warp_largest block_sum block_max`), [`intrinsics::loads`] (`load load_streamed load_streamed_if
-//! read_only store`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_of signed_byte_of nibble_of pack_bytes
-//! sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
-//! multiply_f16 fma_f16 and_or widen_e4m3 pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt quotient recip f32_to_i32 f32_to_u32
-//! round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add last_block_of`),
+//! read_only store`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_perm_or_sign byte_signs byte_of
+//! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
+//! multiply_f16 fma_f16 and_or e4m3_as_f16`, and from Ada on `widen_e4m3 pack_e4m3`), [`intrinsics::math`] (`rsqrt
+//! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`]
+//! (`atomic_add last_block_of`),
 //! [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`]
 //! (`bulk_load`: Hopper and later, as mbarriers), [`intrinsics::tiles`] (`tile_load`), [`intrinsics::tensor`]
@@ -184,12 +189,13 @@ mod source;
 #[doc(hidden)]
 pub mod structs;
 pub mod text;
+mod thin;
 mod values;
 
 pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};
 pub use definition::{
     Access, Buffers, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, SharedDef,
-    SlotDef, StructDef, StructKind,
+    SlotDef, StructDef, StructKind, TableDef,
 };
 pub use elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4};
 pub use gemma4c_dsl_macros::{config, device, kernel, registers, view};
@@ -208,6 +214,40 @@ pub mod prelude {
     };
     pub use crate::sim::{InOut, Input, Output, Regs, Shared, Tiles, Weights, regs};
     pub use crate::{By, config, device, kernel, registers, require, view};
+}
+
+/// A constant table of words, and the function that looks a value up:
+/// `table! { /// Squares. pub fn squares: [u32; 256] = all_squares(); }`, where `squares(i)` is the i-th.
+///
+/// On a GPU a table is in the text. A kernel that reaches one copies it to shared memory when it starts, in front of its
+/// first line and a barrier of the block, beside its own arrays ([`Instance::table_bytes`]).
+#[macro_export]
+macro_rules! table {
+    ($(#[doc = $doc:literal])* $vis:vis fn $name:ident: [u32; $len:expr] = $values:expr;) => {
+        $(#[doc = $doc])*
+        #[track_caller]
+        $vis fn $name(index: u32) -> u32 {
+            $name::DEF.values[index as usize]
+        }
+
+        #[doc(hidden)]
+        #[allow(non_camel_case_types)]
+        $vis enum $name {}
+
+        impl $name {
+            pub const DEF: &'static $crate::TableDef = {
+                static VALUES: [u32; $len] = $values;
+                static DEF: $crate::TableDef =
+                    $crate::TableDef { name: stringify!($name), doc: concat!($($doc, "\n"),*), values: &VALUES };
+                &DEF
+            };
+
+            #[doc(hidden)]
+            pub fn callee() -> $crate::Callee {
+                $crate::Callee::Table(Self::DEF)
+            }
+        }
+    };
 }
 
 /// A condition on compile-time parameters. `static_assert` in the CUDA text, a fault in the simulator.

@@ -1,10 +1,11 @@
 //! Source texts: one = prelude + the intrinsics used + a header of a few generated lines + device functions + the body.
 //! The header is all that differs between two instances of a kernel.
 
+use crate::definition::TableDef;
 use crate::definition::{HostText, Intrinsic};
 use crate::instance::{Instance, InstanceParam};
-use crate::text;
 use crate::values::ConstantValue;
+use crate::{text, thin};
 use std::fmt::Write as _;
 
 impl Instance {
@@ -89,7 +90,7 @@ impl Instance {
 
     /// The whole CUDA C source of this instance, self-contained: what NVRTC compiles.
     pub fn cuda(&self) -> String {
-        self.source(text::CUDA, |row| row.cuda.to_string(), "")
+        self.source(text::CUDA, |row| row.cuda.to_string(), "", false)
     }
 
     /// The same text for the host's C++ compiler, with an entry that takes its arguments as an array of pointers.
@@ -108,7 +109,7 @@ impl Instance {
             self.def.name,
             arguments.join(", ")
         );
-        self.source(text::HOST, host_text, &entry)
+        self.source(text::HOST, host_text, &entry, true)
     }
 
     /// The intrinsics whose host text calls back into the simulator.
@@ -117,7 +118,7 @@ impl Instance {
         functions.intrinsics.into_iter().filter(|row| matches!(row.host, HostText::Hook(_))).collect()
     }
 
-    fn source(&self, platform: &str, intrinsic: impl Fn(&Intrinsic) -> String, entry: &str) -> String {
+    fn source(&self, platform: &str, intrinsic: impl Fn(&Intrinsic) -> String, entry: &str, on_host: bool) -> String {
         // `build` has walked the same functions already, so the walk cannot fail here.
         let functions = self.functions().unwrap_or_default();
         let mut source = String::new();
@@ -128,6 +129,17 @@ impl Instance {
             source.push('\n');
             source.push_str(&tidy(&intrinsic(row)));
         }
+        if self.is_thin() {
+            source.push_str(thin::POINTER);
+            for (name, cuda, host) in thin::READERS {
+                if functions.intrinsics.iter().any(|row| row.name == name) {
+                    source.push_str(if on_host { host } else { cuda });
+                }
+            }
+        }
+        for table in &functions.tables {
+            source.push_str(&table_text(table, on_host));
+        }
         source.push_str("\n// ---- this instance ----\n\n");
         source.push_str(&self.constants_text());
         for printed in &functions.structs {
@@ -137,6 +149,9 @@ impl Instance {
         for device in &functions.devices {
             source.push('\n');
             source.push_str(device.cuda);
+            for (name, _) in functions.replaced.iter().filter(|(_, other)| other.name == device.name) {
+                let _ = writeln!(source, "#define {name} {}", device.name);
+            }
         }
         source.push('\n');
         let slots = self.slots_text();
@@ -144,7 +159,10 @@ impl Instance {
             source.push_str(&slots);
             source.push('\n');
         }
-        source.push_str(self.def.cuda);
+        match on_host || functions.tables.is_empty() {
+            true => source.push_str(self.def.cuda),
+            false => source.push_str(&with_copies(self.def.cuda, &functions.tables)),
+        }
         source.push_str(entry);
         source.push_str("\n}  // namespace gemma4c\n");
         source
@@ -158,6 +176,40 @@ fn grouped(params: &[InstanceParam]) -> Vec<String> {
         if view[0].def.view.is_empty() { names.join(", ") } else { format!("{{{}}}", names.join(", ")) }
     };
     params.chunk_by(|a, b| a.def.view == b.def.view).map(of_view).collect()
+}
+
+/// A table and the function that reads it: from shared memory; on the host, where it lies.
+fn table_text(table: &TableDef, on_host: bool) -> String {
+    let TableDef { name, doc, values } = table;
+    let mut text = format!("\n// {}\n", doc.trim().replace('\n', "\n//"));
+    let _ = write!(text, "__device__ const u32 {name}_values[{}] = {{", values.len());
+    for (at, value) in values.iter().enumerate() {
+        text.push_str(if at % 8 == 0 { "\n    " } else { " " });
+        let _ = write!(text, "{value:#x}u,");
+    }
+    text.push_str("\n};\n");
+    let place = if on_host { "values" } else { "shared" };
+    if !on_host {
+        let _ = writeln!(text, "__shared__ u32 {name}_shared[{}];", values.len());
+    }
+    let _ = writeln!(text, "__device__ __forceinline__ u32 {name}(u32 index) {{ return {name}_{place}[index]; }}");
+    text
+}
+
+/// A kernel's text that copies tables to shared memory before anything else.
+fn with_copies(kernel: &str, tables: &[&TableDef]) -> String {
+    let head = kernel.find("extern \"C\" __global__").unwrap_or_default();
+    let body = kernel[head..].find(") {\n").map_or(kernel.len(), |at| head + at + 4);
+    let mut text = kernel[..body].to_string();
+    for TableDef { name, values, .. } in tables {
+        let _ = writeln!(
+            text,
+            "    for (u32 at = threadIdx.x; at < {}; at += blockDim.x) {name}_shared[at] = {name}_values[at];",
+            values.len()
+        );
+    }
+    text.push_str("    __syncthreads();\n");
+    text + &kernel[body..]
 }
 
 fn host_text(row: &Intrinsic) -> String {

@@ -8,6 +8,9 @@
 //! mmproj-BF16.gguf                                    a projector
 //! mtp-gemma-4-E4B-it-Q8_0.gguf                        a drafter
 //! ```
+//!
+//! A repository without such files may be a checkpoint: `config.json`, tokenizer and safetensors are one model together,
+//! which its first file stands for.
 
 use std::collections::BTreeMap;
 
@@ -81,6 +84,9 @@ pub fn select<'a>(repository: &'a Repository, wanted: &Wanted<'_>) -> Result<Sel
             Kind::Drafter => drafters.push(variant),
             Kind::Other => {}
         }
+    }
+    if models.is_empty() || wanted.tag == Some(CHECKPOINT) {
+        models.extend(checkpoint(repository));
     }
     if models.is_empty() {
         return Err(HubError::NoModel { repository: repository.name.clone() });
@@ -207,6 +213,33 @@ fn variants(repository: &Repository) -> Vec<Variant<'_>> {
     found
 }
 
+/// What the model of safetensors in a repository is called.
+const CHECKPOINT: &str = "safetensors";
+
+/// The files of a checkpoint, `config.json` first; `None` where there is none.
+fn checkpoint(repository: &Repository) -> Option<Variant<'_>> {
+    const BESIDE: [&str; 7] = [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "hf_quant_config.json",
+        "model.safetensors.index.json",
+    ];
+    let named = |name: &&str| repository.files.iter().find(|file| file.name == **name);
+    let mut files: Vec<&RemoteFile> = BESIDE.iter().filter_map(named).collect();
+    let is_weights = |file: &&RemoteFile| {
+        file.name.ends_with(".safetensors") && !file.name.contains('/') && !file.name.starts_with("consolidated")
+    };
+    let weights: Vec<&RemoteFile> = repository.files.iter().filter(is_weights).collect();
+    if weights.is_empty() || files.first().is_none_or(|file| file.name != "config.json") {
+        return None;
+    }
+    files.extend(weights);
+    Some(Variant { tag: CHECKPOINT.into(), files })
+}
+
 /// `STEM-00001-of-00003`.
 fn part(stem: &str) -> Option<(&str, u32, u32)> {
     let (rest, parts) = stem.rsplit_once("-of-")?;
@@ -305,6 +338,33 @@ mod tests {
         ("mmproj-F32.gguf", 2),
         ("MTP/mtp-gemma-4-E4B-it-Q8_0.gguf", 1),
     ];
+
+    #[test]
+    fn a_repository_of_safetensors_is_one_model() {
+        let files = [
+            ("README.md", 0),
+            ("config.json", 0),
+            ("model-00001-of-00002.safetensors", 5),
+            ("model-00002-of-00002.safetensors", 3),
+            ("model.safetensors.index.json", 0),
+            ("tokenizer.json", 0),
+        ];
+        let is_readable = |_: &str| true;
+        let wanted =
+            |tag| Wanted { tag, room: (9 << 30, "the GPU"), is_readable: &is_readable, projector: true, drafter: true };
+        let names = |repository: &Repository, tag| -> Vec<String> {
+            let chosen = select(repository, &wanted(tag)).expect("a choice").model;
+            chosen.files.iter().map(|file| file.name.clone()).collect()
+        };
+        let alone = repository(&files);
+        let all = names(&alone, None);
+        assert_eq!((all.len(), all[0].as_str(), all[4].as_str()), (5, "config.json", files[3].0));
+        assert_eq!(names(&alone, Some("safetensors")), all);
+        let with_gguf = repository(&[&files[..], &[("m-Q8_0.gguf", 4)]].concat());
+        assert_eq!(names(&with_gguf, None), ["m-Q8_0.gguf"]);
+        assert_eq!(names(&with_gguf, Some("safetensors")), all);
+        assert!(select(&repository(&files[2..]), &wanted(None)).is_err(), "no config");
+    }
 
     #[test]
     fn the_best_that_fits_is_taken_with_what_goes_with_it() {

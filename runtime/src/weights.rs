@@ -167,8 +167,7 @@ impl Weights {
             parts.extend(cut.map(|(at, out)| (piece, start, wanted.start + at as u64 * (some / row_bytes), out)));
         }
         parts.into_par_iter().try_for_each_init(Vec::new, |buffer, (piece, start, row, out)| {
-            self.make_some(weight, piece, row - start, out, buffer)
-                .map_err(|error| error.of_rows(weight, row))?;
+            self.make_some(weight, piece, row - start, out, buffer).map_err(|error| error.of_rows(weight, row))?;
             check_numbers(weight, row * row_bytes, out)
         })
     }

@@ -7,9 +7,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use gemma4c_blocks::DType;
 
 use super::by_name::ByNameArgs;
-use super::compile::Kv;
+use super::compile::{Kv, quantised};
 use super::plan_file::{self, PlanArgs};
 use crate::by_name::Beside;
 use crate::options::AdapterAt;
@@ -43,6 +44,14 @@ pub struct ModelArgs {
     /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Vec<AdapterAt>,
+
+    /// With a model in floats: quantise its matrices while they are loaded, to q4_0 or q8_0
+    #[arg(long, value_name = "TYPE", value_parser = quantised)]
+    quantize: Option<DType>,
+
+    /// With a model: a chat template (Jinja) in place of its own
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
 
     #[command(flatten)]
     by_name: ByNameArgs,
@@ -92,6 +101,8 @@ impl ModelArgs {
             verified: needs.verified,
             image_tokens: needs.image_tokens,
             sharing: Some(needs.sharing),
+            quantize: self.quantize,
+            chat_template: self.chat_template.clone(),
         };
         let Made { plan: made, path } = plans::make(&plan.plan, &wanted, &mut |note| eprintln!("[{note}]"))?;
         (plan.plan, plan.made) = (path, Some(Box::new(made)));
@@ -115,7 +126,7 @@ impl ModelArgs {
 
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, memory, vram, mmproj, lora, .. } = self;
+        let ModelArgs { ctx, kv, memory, vram, mmproj, lora, quantize, chat_template, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
@@ -123,6 +134,8 @@ impl ModelArgs {
             ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
             ("--lora", !lora.is_empty()),
+            ("--quantize", quantize.is_some()),
+            ("--chat-template", chat_template.is_some()),
             ("--draft FILE", needs.drafter.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
+use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_models::gemma4::QUANTISED;
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
@@ -22,13 +24,15 @@ use crate::output::{self, OutputFile};
 use crate::pipeline::{self, Files};
 use crate::{embed, files, progress};
 
-/// Compile a GGUF model to a plan.
+/// Compile a model to a plan.
 ///
-/// The plan holds everything but the weights, which stay in the model file unless --embed-weights is given. For a split
-/// model, give any of its parts. A model that is named is fetched (`gemma4c pull`).
+/// The plan holds everything but the weights, which stay in the model's files unless --embed-weights is given. Of a GGUF
+/// model in several files give any, of a checkpoint of safetensors the folder. A model that is named is fetched (`gemma4c
+/// pull`).
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model: a GGUF file of a Gemma 4 text model, or a name such as ggml-org/gemma-4-E4B-it-GGUF.
+    /// The model: a GGUF file of a Gemma 4 text model, the folder of a checkpoint, or a name such as
+    /// ggml-org/gemma-4-E4B-it-GGUF.
     #[arg(value_name = "MODEL.gguf|NAME")]
     model: PathBuf,
 
@@ -52,6 +56,15 @@ pub struct Args {
     /// as 0.5. It is applied whole or refused. May be repeated.
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Vec<AdapterAt>,
+
+    /// Quantise the matrices of a model in floats while they are loaded: to the bytes that llama.cpp's quantiser makes
+    /// of them. Tables and the LM head get 8 bits with either.
+    #[arg(long, value_name = "TYPE", value_parser = quantised)]
+    quantize: Option<DType>,
+
+    /// A chat template (Jinja) in place of the model's.
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
 
     #[command(flatten)]
     by_name: ByNameArgs,
@@ -166,7 +179,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let beside = Beside { projector: args.mmproj.is_none(), drafter: args.draft.is_none() };
     let brought = args.by_name.bring(&args.model, device, beside)?;
     let model = brought.as_ref().map_or(&args.model, |brought| &brought.model).clone();
-    ensure!(!files::is_plan(&model)?, "{} is a plan already: give the GGUF model", model.display());
+    ensure!(!files::is_plan(&model)?, "{} is a plan already: give the model", model.display());
     let (of_name, of_drafter) = brought.map_or((None, None), |brought| (brought.projector, brought.drafter));
     let (projector, drafter) = (args.mmproj.clone().or(of_name), args.draft.clone().or(of_drafter));
     ensure!(projector.is_some() || args.image_tokens.is_none(), "--image-tokens is about pictures: it needs --mmproj");
@@ -196,11 +209,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
         image_tokens: args.image_tokens.unwrap_or(USUAL_BUDGET),
         drafter,
         adapters: args.lora.clone(),
+        quantize: args.quantize,
+        chat_template: args.chat_template.as_deref().map(files::read_template).transpose()?,
     };
     if for_gpu {
-        options.passes_off()?;
+        options.passes_off([])?;
     }
     let files = Files::open(&model, &options)?;
+    files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
     files.applied().iter().for_each(|note| eprintln!("{note}"));
     let bytes = if args.embed_weights {
@@ -240,6 +256,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
         started.elapsed().as_secs_f64()
     );
     Ok(Outcome::Done)
+}
+
+/// A type that floats are quantised to.
+pub fn quantised(name: &str) -> Result<DType> {
+    let found = QUANTISED.into_iter().find(|dtype| dtype.name() == name);
+    found.ok_or_else(|| anyhow!("expected one of {}", QUANTISED.map(DType::name).join(", ")))
 }
 
 /// The GPUs to compile for: those that were named, else this machine's, else the one that everything is measured on.

@@ -1,4 +1,4 @@
-//! `gemma4c inspect`: what is in a plan or a model.
+//! `gemma4c inspect`: what is in a plan, a model or an adapter.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,8 @@ use anyhow::{Result, bail};
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::to_dot;
 use gemma4c_models::adapter;
-use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::gemma4::{self, AudioConfig, Config, VisionConfig};
+use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
@@ -17,16 +18,19 @@ use crate::by_name::Beside;
 use crate::device::Device;
 use crate::output::{self, OutputFile, OutputFolder};
 use crate::report::facts::Facts;
+use crate::report::file::{self, Kind};
 use crate::report::{self, cpu, html, json, model, text};
 use crate::{files, progress};
 
-/// Show what is in a plan, in a GGUF model or in an adapter.
+/// Show what is in a plan, in a GGUF file (a model, a projector, a drafter) or in an adapter.
+///
+/// For a file: what it is, the types of its weights, what is unusual, and whether this program runs it.
 ///
 /// For a GPU plan: what was fused, what was not and why, every launch with the least time it can take (its floor), and
 /// every byte of memory.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A plan, a GGUF model or an adapter, or a model's name.
+    /// A plan, a GGUF file or an adapter, or a model's name.
     #[arg(value_name = "FILE|NAME")]
     file: PathBuf,
 
@@ -99,7 +103,6 @@ fn of_adapter(args: &Args) -> Result<String> {
 
 fn of_model(args: &Args) -> Result<String> {
     let file = files::open_model(&args.file)?;
-    let config = Config::read(&file)?;
     let view = &args.view;
     if view.check_weights {
         bail!("{} is a model: --check-weights looks at a plan that has its weights with it", args.file.display());
@@ -110,14 +113,51 @@ fn of_model(args: &Args) -> Result<String> {
             args.file.display()
         );
     }
-    match view.dot {
-        Some(layer) if layer as usize >= config.layers.len() => {
-            bail!("there is no layer {layer}: the model has {}, counted from 0", config.layers.len())
+    if view.dot.is_some() || view.graph {
+        let config = Config::read(&file)?;
+        let graph = gemma4::graph(&file, &config)?;
+        return match view.dot {
+            Some(layer) if layer as usize >= config.layers.len() => {
+                bail!("there is no layer {layer}: the model has {}, counted from 0", config.layers.len())
+            }
+            Some(layer) => Ok(to_dot(&graph, |l| l == layer)),
+            None => Ok(gemma4c_graph::to_text(&graph)),
+        };
+    }
+    let kind = Kind::of(&file);
+    let (config, runs) = opened(&file, kind);
+    if view.json {
+        let mut all = file::json(&file, kind, &runs);
+        if let (Some(config), Value::Object(all)) = (&config, &mut all) {
+            all.extend(match model::json(config) {
+                Value::Object(of_config) => of_config,
+                _ => Default::default(),
+            });
         }
-        Some(layer) => Ok(to_dot(&gemma4::graph(&file, &config)?, |l| l == layer)),
-        None if view.graph => Ok(gemma4c_graph::to_text(&gemma4::graph(&file, &config)?)),
-        None if view.json => pretty(&model::json(&config)),
-        None => Ok(model::text(&file, &config)),
+        return pretty(&all);
+    }
+    let described = config.map_or_else(String::new, |config| model::text(&config) + "\n");
+    Ok(described + &file::text(&file, kind, &runs))
+}
+
+/// The config of a text model, if it can be read, and why the file does not run, if it does not.
+fn opened(file: &Gguf, kind: Kind) -> (Option<Config>, Result<(), String>) {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    match kind {
+        Kind::Text => match Config::read(file) {
+            Ok(config) => {
+                let graph = gemma4::graph(file, &config).map(drop).map_err(|error| told(&error));
+                (Some(config), graph)
+            }
+            Err(error) => (None, Err(told(&error))),
+        },
+        Kind::Projector => {
+            let sound = AudioConfig::read(file).map(drop).map_err(|error| told(&error));
+            (None, VisionConfig::read(file).map(drop).map_err(|error| told(&error)).or(sound))
+        }
+        Kind::Drafter => (None, Ok(())),
+        Kind::VocabularyOnly => (None, Err("it has no weights".into())),
+        Kind::Other => (None, Config::read(file).map(drop).map_err(|error| told(&error))),
     }
 }
 

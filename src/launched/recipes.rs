@@ -3,7 +3,8 @@
 //! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the
 //! tests' time, so the five sizes are there in the two commonest types, and every other type is there with experts. E4B
 //! stands for the sizes without: in BF16, and in Q4_K_M, which stands for Q4_K and Q6_K. A rare type is there once more
-//! as a file's other type, for tables and per-layer matrices. Files of mixed types, the types of keys and values, and
+//! as a file's other type, for tables and per-layer matrices. Low-bit types and those of checkpoints are there with
+//! experts, and one of each kind without: what a kind has in common is its kernels' text. Files of mixed types, the types of keys and values, and
 //! switched-off passes are there for sizes in which they make a difference.
 
 use gemma4c_blocks::DType;
@@ -125,6 +126,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
         // The commonest of those without wgmma stands for the types that mix, and for keys and values in 8 bits.
         if arch == Arch::Sm89 {
             few.push(of(Preset::E4b, Types::Q4KMixed));
+            few.push(of(Preset::E4b, Types::All(DType::F8)));
             few.extend([KvType::Q8_0, KvType::Fp8].map(|kv| of(Preset::E4b, Types::All(DType::Q4_0)).with_kv(kv)));
         }
         return few;
@@ -133,11 +135,11 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     for dtype in DType::ALL {
         let sizes = match dtype {
             DType::Q8_0 | DType::Q4_0 => &SIZES[..],
-            DType::BF16 => &[Preset::E4b, Preset::Moe26bA4b],
+            DType::BF16 | DType::Q3K | DType::IQ3S | DType::I4 | DType::F8 => &[Preset::E4b, Preset::Moe26bA4b],
             _ => &[Preset::Moe26bA4b],
         };
         all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
-        if !COMMON.contains(&dtype) {
+        if !COMMON.contains(&dtype) && dtype <= DType::IQ4XS {
             all.push(of(Preset::E4b, Types::Q8_0WithTables(dtype)));
         }
     }

@@ -7,6 +7,7 @@ pub mod adapter;
 pub mod cpu;
 pub mod diff;
 pub mod facts;
+pub mod file;
 pub mod fold;
 pub mod html;
 pub mod json;

@@ -1,13 +1,10 @@
-//! A model file, as its config says it.
+//! A model, as its config says it.
 
 use std::fmt::Write;
 
 use gemma4c_graph::layer_ranges;
 use gemma4c_models::gemma4::{Config, Keys, Reach};
-use gemma4c_models::gguf::Gguf;
 use serde_json::{Value, json};
-
-use super::text::by_type;
 
 /// For programs.
 pub fn json(config: &Config) -> Value {
@@ -39,7 +36,7 @@ fn keys(keys: Keys) -> String {
 }
 
 /// For people.
-pub fn text(file: &Gguf, config: &Config) -> String {
+pub fn text(config: &Config) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "model          {}", config.name.as_deref().unwrap_or("(unnamed)"));
     let _ = writeln!(out, "hidden         {}", config.hidden);
@@ -53,8 +50,6 @@ pub fn text(file: &Gguf, config: &Config) -> String {
     if let Some(m) = config.mixture {
         let _ = writeln!(out, "experts        {} of {}, {} wide", m.used, m.experts, m.ffn);
     }
-    let sizes = file.tensors().iter().filter_map(|t| Some((t.dtype().ok()?, t.len)));
-    let _ = writeln!(out, "tensors        {}", by_type(sizes));
     let _ = writeln!(out, "\nlayers (equal ones once)");
     let mut seen: Vec<(String, Vec<u32>)> = Vec::new();
     for (i, l) in (0..).zip(&config.layers) {

@@ -44,6 +44,20 @@ pub const FORMATS: [&str; 14] = [
     "formats/m_nvfp4",
     "formats/m_q2_k",
 ];
+/// Folders of safetensors, in every form that weights are published in.
+pub const CHECKPOINTS: [&str; 11] = [
+    "checkpoints/d_fp8",
+    "checkpoints/d_fp8_block",
+    "checkpoints/d_modelopt_nvfp4",
+    "checkpoints/d_nvfp4",
+    "checkpoints/e_bf16",
+    "checkpoints/e_int4",
+    "checkpoints/e_int4_asym",
+    "checkpoints/e_mobile",
+    "checkpoints/m_bf16",
+    "checkpoints/m_fp8",
+    "checkpoints/m_modelopt_nvfp4",
+];
 /// A small model that was trained.
 pub const TRAINED: [&str; 2] = ["trained/austen_q4_0", "trained/austen_q8_0"];
 
@@ -88,7 +102,12 @@ const CONVERTED: [&str; 2] = ["a_e2b.Q4_K_M.gguf", "chat.json"];
 
 /// All models with golden logits, as paths below the folder without their endings.
 pub fn models() -> Vec<&'static str> {
-    [&FORMATS[..], &TEXT[..], &MASSIVE, &TRAINED].concat()
+    [&CHECKPOINTS[..], &FORMATS, &TEXT, &MASSIVE, &TRAINED].concat()
+}
+
+/// Where a model is: a file, or a checkpoint's folder.
+pub fn model(folder: &Path, name: &str) -> PathBuf {
+    if name.starts_with("checkpoints/") { folder.join(name) } else { folder.join(format!("{name}.gguf")) }
 }
 
 /// The folder with all of the data. Without one, the test says that it has checked nothing.
@@ -107,7 +126,7 @@ pub fn some() -> PathBuf {
 
 /// Whether [`some`] has a model. Without it, the test says that it has not checked that one.
 pub fn has(name: &str) -> bool {
-    let is_there = some().join(format!("{name}.gguf")).is_file();
+    let is_there = model(&some(), name).exists();
     if !is_there {
         not_checked(&format!("{name}: {NEEDS_ALL}"));
     }

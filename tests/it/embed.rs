@@ -1,5 +1,7 @@
 //! Plans that have their weights with them: one file that runs alone, whose weights are those of the model to the bit.
 
+use std::borrow::Cow;
+
 use crate::common::lowered::{self, Options};
 use crate::common::{Place, without_numbers};
 use gemma4c::embed;
@@ -86,12 +88,15 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
         let files = Files::open(&place.path("model.gguf"), &options).unwrap();
         let lowered = Declared::new(&files, &options).unwrap().lower(&options.gpus[0]).unwrap();
         let program = lowered.program.clone();
-        let tensor = |weight: WeightId| model.data(model.tensor(&plan.weights[weight.index()].name).unwrap());
+        let tensor = |weight: WeightId| {
+            let named = model.tensor(&plan.weights[weight.index()].name).unwrap();
+            Cow::Borrowed(model.data(named))
+        };
         let mut simulator = Simulator::new(&program, lowered.instances);
         simulator.load(&program, tensor).unwrap();
         for region in [Region::Weights, Region::Host] {
             let mut image = Vec::new();
-            write_region(&program, &plan.weights, region, &tensor, &mut image).unwrap();
+            write_region(&program, &plan.weights, region, &|weight| Ok(tensor(weight)), &mut image).unwrap();
             let bytes = if region == Region::Weights { program.loaded_bytes() } else { program.memory.host };
             let loaded = simulator.read(Range { region, offset: 0, bytes });
             let first = std::iter::zip(&image, loaded).position(|(a, b)| a != b);

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use crate::common::{Place, cuda_plan};
+use crate::common::{Place, cuda_plan, golden};
 use crate::support;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Job, Options, Source, Toolchain};
@@ -261,4 +261,79 @@ fn the_page_shows_names_and_does_not_run_them() {
     assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && !page.contains("<script>alert"));
     assert!(page.contains("a &lt;b&gt;bold&quot; pass"));
     check_nesting(&page);
+}
+
+/// Any file is told from its header: what it is, what types its weights have, and whether it runs.
+#[test]
+fn a_file_of_any_kind_is_told() {
+    for (name, lines) in [
+        (
+            "formats/e_mix_ud_q3_k_xl.gguf",
+            &[
+                "file           a Gemma 4 model",
+                "  tables            1 q8_0, 1 q6_k ",
+                "1 q2_k, 4 q3_k, 1 q4_k",
+                "runs           yes",
+            ][..],
+        ),
+        ("formats/m_nvfp4.gguf", &["6 nvfp4", " 4.50 bits a weight", "unusual        19 scales of activations"]),
+        ("converted/a_e2b.mmproj.q8_0.gguf", &["file           a projector", "23 q8_0", "runs           yes"]),
+        ("converted/a_e2b_assistant.Q4_K_M.gguf", &["file           a drafter", "runs           yes"]),
+        ("ggml-vocab-gemma-4.gguf", &["a vocabulary alone", "runs           no: it has no weights"]),
+    ] {
+        let Some(folder) = golden::folder() else { return };
+        let file = folder.join(name);
+        let place = Place::new();
+        let text = place.ok(&format!("inspect '{}'", file.display()));
+        for line in lines {
+            assert!(text.contains(line), "{name} without `{line}`:\n{text}");
+        }
+        let told: Value =
+            serde_json::from_str(&place.ok(&format!("inspect '{}' --json", file.display()))).expect("JSON");
+        assert_eq!(told["runs"].as_bool(), Some(text.contains("runs           yes")), "{name}");
+    }
+}
+
+/// An adapter is told by what it changes: by itself it neither runs nor does not.
+#[test]
+fn an_adapter_is_told_by_its_pairs() {
+    let Some(folder) = golden::folder() else { return };
+    let (file, place) = (folder.join("lora/d_r4.gguf"), Place::new());
+    let text = place.ok(&format!("inspect '{}'", file.display()));
+    for line in
+        ["file           an adapter (LoRA), beside a model", "changes        26 pairs in ", "runs           with any"]
+    {
+        assert!(text.contains(line), "without `{line}`:\n{text}");
+    }
+    let told: Value = serde_json::from_str(&place.ok(&format!("inspect '{}' --json", file.display()))).expect("JSON");
+    assert_eq!((&told["form"], &told["pairs"]), (&Value::from("GGUF"), &Value::from(26)));
+}
+
+/// A type that no model is read in is named once, with the number of its tensors; nothing of it is left out.
+#[test]
+fn types_that_are_not_read_are_named_and_counted() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 -o model.gguf");
+    let mut bytes = place.read("model.gguf");
+    // Of every matrix's entry in the table of tensors: two dimensions, their sizes, and the type, which was 8.
+    let mut changed = 0;
+    for name in ["attn_q.weight", "attn_output.weight"] {
+        let places: Vec<usize> =
+            (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name.as_bytes())).collect();
+        for at in places {
+            let ty = at + name.len() + 4 + 16;
+            assert_eq!(bytes[ty..ty + 4], 8u32.to_le_bytes());
+            bytes[ty..ty + 4].copy_from_slice(&19u32.to_le_bytes());
+            changed += 1;
+        }
+    }
+    place.write("odd.gguf", bytes);
+    let refused = place.refused("compile odd.gguf -o plan.bin");
+    let named = format!("iq1_s in {changed} tensors, which no model is read in");
+    assert!(refused.contains(&named) && refused.lines().count() == 1, "{refused}");
+    let text = place.ok("inspect odd.gguf");
+    assert!(
+        text.contains(&format!("{changed} iq1_s")) && text.contains("runs           no: this file has iq1_s"),
+        "{text}"
+    );
 }

@@ -22,6 +22,7 @@ mod batch;
 mod bench;
 mod by_name;
 mod cache;
+mod checkpoints;
 mod chunks;
 mod compile_cuda;
 mod config;

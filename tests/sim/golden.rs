@@ -44,7 +44,7 @@ fn check(
 ) -> Result<(), String> {
     let started = Instant::now();
     let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
-    let model = folder.join(format!("{name}.gguf"));
+    let model = golden::model(folder, name);
     let prompt = file.ids("tokens");
     let tokens = [&prompt[..], &file.ids("greedy.tokens")].concat();
     let (pieces, asked, count) = feed(prompt.len());
@@ -135,6 +135,21 @@ fn every_fixture_agrees_as_it_is_compiled() {
             false => (vec![9], Asked::Last, 11),
         };
         check(&folder, name, &options, feed, limits)
+    });
+}
+
+/// Every type of low-bit files and every form of checkpoints: a chunk, and rows one by one.
+#[test]
+fn every_type_and_form_agrees_as_it_is_compiled() {
+    let folder = golden::some();
+    let options = Options { context: Some(128), chunk: Some(8), ..Options::default() };
+    let limits = |name: &str| if name.ends_with("bf16") { BF16 } else { INT8 };
+    each(&golden::of(&[&golden::FORMATS[..], &golden::CHECKPOINTS].concat()), |name| {
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 8), Asked::All, prompt + 7),
+            false => (vec![8], Asked::Last, 10),
+        };
+        check(&folder, name, &options, feed, &limits(name))
     });
 }
 

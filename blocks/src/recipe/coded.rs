@@ -61,21 +61,34 @@ pub(super) fn integers(
 ) -> Result<(), Fault> {
     let scale_rows = ScaleRows::new(scales, rows, inputs[1]);
     let (per, mask) = ((32 / bits) as usize, (1u32 << bits) - 1);
-    let word = |bytes: &[u8], at: usize| u32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]]);
+    let word = |bytes: &[u8], at: usize| {
+        u32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])
+    };
     let row_words = rows.columns.div_ceil(per);
     let zero = |row: usize, column: usize| -> i32 {
         if !has_zeros {
             return 1 << (bits - 1);
         }
         let (at, first) = (rows.first + row as u64, rows.first / per as u64);
-        let packed = word(inputs[2], (at / per as u64 - first) as usize * scale_rows.count + column / scales.columns as usize);
+        let packed =
+            word(inputs[2], (at / per as u64 - first) as usize * scale_rows.count + column / scales.columns as usize);
         ((packed >> ((at % per as u64) as u32 * bits)) & mask) as i32
     };
     groups(rows, scales, out, |row, column, codes| {
         let words = &inputs[0][4 * row * row_words..4 * (row + 1) * row_words];
-        for (i, code) in codes.iter_mut().enumerate() {
-            let at = column + i;
-            *code = ((word(words, at / per) >> ((at % per) as u32 * bits)) & mask) as i32;
+        if column.is_multiple_of(per) {
+            // Whole words, but for the last ones of a row.
+            for (at, codes) in codes.chunks_mut(per).enumerate() {
+                let mut word = word(words, column / per + at);
+                for code in codes {
+                    *code = (word & mask) as i32;
+                    word >>= bits;
+                }
+            }
+        } else {
+            for (at, code) in (column..).zip(codes) {
+                *code = ((word(words, at / per) >> ((at % per) as u32 * bits)) & mask) as i32;
+            }
         }
         (scale_rows.at(row, column), zero(row, column))
     })
@@ -173,7 +186,8 @@ pub(super) fn fp8(scales: Scales, rows: Rows, inputs: &[&[u8]], out: &mut [u8]) 
         for (at, (block, codes)) in out.chunks_mut(group_bytes).zip(own.chunks(group)).enumerate() {
             let scale = scale_rows.at(row, at * group);
             let is_used = codes.iter().any(|code| code & 0x7f != 0);
-            check_scale(scale, is_used).map_err(|scale| Fault::BadScale(BadScale { row, column: at * group, scale }))?;
+            check_scale(scale, is_used)
+                .map_err(|scale| Fault::BadScale(BadScale { row, column: at * group, scale }))?;
             write_fp8(rows.to, scale, codes, block);
         }
     }

@@ -46,8 +46,9 @@ pub struct Scales {
 
 impl Scales {
     fn input(&self, columns: u64) -> Option<Input> {
-        let row =
-            columns.checked_div(self.columns.into())?.checked_add(u64::from(columns % u64::from(self.columns) != 0))?;
+        let row = columns
+            .checked_div(self.columns.into())?
+            .checked_add(u64::from(!columns.is_multiple_of(self.columns.into())))?;
         (self.rows > 0).then_some(())?;
         Some(Input { rows_each: self.rows.into(), bytes: row.checked_mul(self.float.bytes())? })
     }

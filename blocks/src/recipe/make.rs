@@ -20,7 +20,8 @@ impl Recipe {
         let fits = |(shape, input): (&Input, &&[u8])| {
             shape.of_rows(first, rows as u64).is_some_and(|(_, bytes)| bytes == input.len() as u64)
         };
-        if shapes.len() != inputs.len() || out.len() % row_bytes != 0 || !shapes.iter().zip(inputs).all(fits) {
+        if shapes.len() != inputs.len() || !out.len().is_multiple_of(row_bytes) || !shapes.iter().zip(inputs).all(fits)
+        {
             return Err(Fault::Misfit);
         }
         let rows_of = |first| coded::Rows { to, columns, first };

@@ -1,10 +1,11 @@
 //! Cases of the gather: every type, one row and many, widths that leave a block's threads over, hostile tokens.
 
-use gemma4c_blocks::{DType, reference};
+use gemma4c_blocks::{Codes, DType, Scale, reference};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, F16};
 
 use crate::kernels::gather;
+use crate::kernels::matvec::formats::types_with_kernels;
 
 /// The row of a token, decoded by the block table alone.
 fn oracle(dtype: DType, table: &[u8], width: usize, vocabulary: usize, token: u32, scale: f32) -> Vec<f32> {
@@ -30,7 +31,15 @@ pub fn table(dtype: DType, values: usize, random: &mut Random) -> Vec<u8> {
                 finite(&mut block[1]);
                 finite(&mut block[3]);
             }
-            _ => finite(&mut block[1]),
+            _ => match layout.scale {
+                Scale::Brain { .. } => block[1] &= 0xbf,
+                Scale::Single { .. } | Scale::Floats16 { .. } => block[3] &= 0xbf,
+                Scale::Exponent { offset } => block[offset] &= 0x7f,
+                _ => finite(&mut block[1]),
+            },
+        }
+        if let Codes::E4M3 { plane } = layout.codes {
+            block[plane.offset..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
         }
     }
     table
@@ -68,12 +77,17 @@ fn case(dtype: DType, width: usize, tokens: &[u32], scale: f32) -> Case {
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for dtype in DType::ALL {
+    for dtype in types_with_kernels() {
         let block = dtype.layout().len;
         // The embedding's factor is the root of a width, the per-layer table's is 16.
         cases.push(case(dtype, 512, &[3], 50.596_443));
         // The last block of threads is not full, and tokens repeat, come in no order, and leave the table.
-        cases.push(case(dtype, if block == 256 { 768 } else { 352 }, &[4, 0, 0, 2, u32::MAX], 16.0));
+        let width = match block {
+            256 => 768,
+            64 => 448,
+            _ => 352,
+        };
+        cases.push(case(dtype, width, &[4, 0, 0, 2, u32::MAX], 16.0));
     }
     cases.push(case(DType::F32, 7, &[1, 4], 1.0));
     cases.push(case(DType::Q8_0, 1536, &[2], 39.191_837));

@@ -8,7 +8,7 @@ use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::gemm::{Gemm, Shape};
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 
@@ -165,7 +165,7 @@ impl Problem {
 /// Every type.
 pub fn types() -> Vec<Case> {
     let case = |dtype| Problem::new(of(dtype, 11, 256), [3, 3]).case(Shape { stages: 3, ..FEW });
-    DType::ALL.into_iter().map(case).collect()
+    types_with_kernels().map(case).collect()
 }
 
 /// Tiles full and not, K that ends in a step, slices in a block and in clusters, gates, what follows a product.
@@ -181,6 +181,11 @@ pub fn shapes() -> Vec<Case> {
         Problem::new(q4(19, 32), [3, 3]).case(FEW),
         Problem::new(of(DType::BF16, 19, 32), [3, 3]).case(FEW),
         Problem::new(in_f16(q8(70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
+        Problem::new(in_f16(of(DType::I4, 19, 192)), [7, 5]).case(FEW),
+        Problem::new(in_f16(of(DType::I8, 19, 192)), [7, 5]).case(FEW),
+        Problem::new(in_f16(of(DType::F8, 70, 192)), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
+        // Scales that are no whole words: the whole unit is decoded.
+        Problem::new(of(DType::F8, 19, 96), [7, 5]).case(FEW),
         Problem::new(with_add, [7, 5]).case(FEW),
         Problem::new(q8(70, 160), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
         Problem::new(q4(40, 1024), [8, 8]).case(Shape { held: 2, across: 1, stages: 4, ..FEW }),
@@ -205,12 +210,14 @@ pub fn experts() -> Vec<Case> {
 /// By warpgroups: every type that they decode, and what warps do.
 pub fn warpgroups() -> Vec<Case> {
     let typed = |dtype| Problem::new(of(dtype, 11, 256), [3, 3]).case(MANY);
-    let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).unit >= 8).map(typed);
+    let types = types_with_kernels().filter(|dtype| format(*dtype).unit >= 8).map(typed);
     let gated = |gemm: Gemm| Gemm { geglu: true, out: ElementType::BF16, ..gemm };
     let with_add = Gemm { epilogue: vec![then_add::DEF], ..of(DType::Q4_0, 70, 96) };
     let shapes = vec![
         Problem::new(in_f16(of(DType::Q4_0, 70, 1088)), [7, 5]).case(MANY),
         Problem::new(in_f16(of(DType::Q8_0, 70, 256)), [40, 40]).case(Shape { rows: 64, x_stages: 4, ..MANY }),
+        Problem::new(in_f16(of(DType::I4, 70, 1088)), [7, 5]).case(MANY),
+        Problem::new(in_f16(of(DType::F8, 70, 256)), [40, 40]).case(Shape { rows: 64, x_stages: 4, ..MANY }),
         Problem::new(with_add, [7, 5]).case(MANY),
         Problem::new(of(DType::Q8_0, 140, 1152), [40, 37]).case(Shape { rows: 64, across: 8, ..MANY }),
         Problem::new(gated(of(DType::Q4_0, 40, 2048)), [96, 90]).case(Shape { rows: 96, stages: 4, ..MANY }),

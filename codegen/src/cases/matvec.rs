@@ -1,14 +1,15 @@
 //! Cases of the matrix-vector product: every type, fast and plain; every prologue and epilogue; rows and widths that leave
 //! lanes, warps and blocks over. And the products of real models, to be timed.
 
-use gemma4c_blocks::{DType, Scale};
+use gemma4c_blocks::{Codes, DType, Scale};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::quantise::{Int8, activations, with_fine_codes};
 use super::simulated;
 use crate::kernels::NORM_EPSILON;
+use crate::kernels::formats::packing::Packing;
 use crate::kernels::matvec::LaunchShape;
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::shape::lanes;
 use crate::kernels::matvec::{Product, Prologue, slots};
 use crate::kernels::planes::{Content, Repacked, WeightPlane, planes};
@@ -23,6 +24,9 @@ pub fn random_planes(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(Wei
         for word in bytes.chunks_exact_mut(8) {
             word.copy_from_slice(&(random.bits() & keep | set).to_le_bytes());
         }
+        if matches!((plane.content, dtype.layout().codes), (Content::Bits { .. }, Codes::E4M3 { .. })) {
+            bytes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
+        }
         (plane, bytes)
     };
     planes(dtype).into_iter().map(fill).collect()
@@ -36,13 +40,26 @@ fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
         (Content::Verbatim, DType::F32) => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
         (Content::Verbatim, DType::BF16) => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
         (Content::Verbatim, _) => HALVES,
-        (Content::Bits { .. }, _) => ANY,
+        (Content::Bits { .. } | Content::Quads { .. }, _) => ANY,
+        (Content::Packed(Packing::ScalesQ3K), _) => (0x1f1f_1f1f_1f1f_1f1f, 0),
+        (Content::Packed(Packing::ScalesIQ3S), _) => (0x1eff_1eff_1eff_1eff, 0x0100_0100_0100_0100),
+        (Content::Packed(_), _) => ANY,
         (Content::Halves { .. }, _)
-            if matches!(dtype.layout().scale, Scale::Bytes16 { .. }) && plane.name == "scales" =>
+            if matches!(dtype.layout().scale, Scale::Bytes16 { .. } | Scale::LowNibbles16 { .. })
+                && plane.name == "scales" =>
         {
             ANY
         }
-        (Content::Halves { .. }, _) => HALVES,
+        (Content::Halves { count, .. }, _) => match dtype.layout().scale {
+            Scale::Brain { .. } if count == 1 => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
+            // A scale and an integer that stands for zero.
+            Scale::Brain { .. } => (0x000f_807f_000f_807f, 0x0000_3c00_0000_3c00),
+            Scale::Single { .. } | Scale::Floats16 { .. } => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
+            _ => HALVES,
+        },
+        (Content::Bytes { .. }, _) if !matches!(dtype.layout().scale, Scale::Exponent { .. }) => ANY,
+        (Content::Bytes { .. }, _) => (0x0303_0303_0303_0303, 0x7474_7474_7474_7474),
+        (Content::UnsignedFloats { .. }, _) => (0x3f3f_3f3f_3f3f_3f3f, 0),
         (Content::Packed6 { .. }, _) => (0x3f3f_3f3f_3f3f_3f3f, 0),
         (Content::Split6 { .. }, _) => (0x1f1f_1f1f_1f1f_1f1f, 0),
     }
@@ -190,6 +207,12 @@ pub(super) fn rounded(dtype: DType, x: &[f32], unbounded: bool) -> Vec<f64> {
     }
 }
 
+/// How far a sum of rounded activations' products may be off, by the sum of its terms' sizes: as far as one of that many
+/// terms in f32, or as one of sums of four products in f16.
+pub(super) fn error_of_sums(dtype: DType) -> f64 {
+    if matches!(dtype.layout().codes, Codes::E4M3 { .. }) { 5e-4 } else { 2e-6 }
+}
+
 /// Each row's product, and the sum of its terms' sizes.
 pub(super) fn oracle(matrix: &Repacked, x: &[f64]) -> Vec<(f64, f64)> {
     let terms = |row| x.iter().enumerate().map(move |(i, x)| f64::from(matrix.value(row, i)) * x);
@@ -221,8 +244,8 @@ impl Problem {
         let rows = oracle(&matrix, &rounded(product.dtype, &layer.activations(&product), product.unbounded));
         let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
         let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
-        // An f32 sum of that many terms of that size; the gate's error is multiplied by up, and up's by the gate.
-        let mut absolute = size * 2e-6;
+        // The gate's error is multiplied by up, and up's by the gate.
+        let mut absolute = size * error_of_sums(product.dtype);
         if product.geglu {
             let largest = rows.iter().map(|(value, _)| value.abs()).fold(1.0, f64::max);
             absolute *= 2.0 * largest;
@@ -391,7 +414,7 @@ pub fn massive_channels() -> Vec<Case> {
         case
     };
     let mut cases = Vec::new();
-    for dtype in DType::ALL {
+    for dtype in types_with_kernels() {
         cases.push(case(of(dtype, 512, Prologue::Residual), 5_000.0, false));
         cases.push(case(Product { unbounded: true, ..of(dtype, 512, Prologue::Plain) }, 50_000.0, false));
     }
@@ -406,7 +429,7 @@ pub fn massive_channels() -> Vec<Case> {
 /// Every type, with more rows than the grid takes at once.
 pub fn types() -> Vec<Case> {
     let of = |dtype: DType| Problem::new(Product::new(dtype, 19, 512, Prologue::Plain)).fast(shape(8, 2, 2, 1, 2));
-    DType::ALL.into_iter().map(of).collect()
+    types_with_kernels().map(of).collect()
 }
 
 /// Widths and heights that leave lanes, warps or blocks without work, or a row's last step half empty.

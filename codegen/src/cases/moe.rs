@@ -5,9 +5,9 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, F16, Float, U32x4};
 
-use super::matvec::random_planes;
+use super::matvec::{error_of_sums, random_planes};
 use super::quantise::{Int8, activations};
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
 use crate::kernels::moe::gate_up::GateUp;
@@ -393,7 +393,8 @@ fn gated(experts: &Experts, hidden: usize) -> (Vec<f32>, Bound) {
         }
     }
     // The gate's error is multiplied by up, and up's by the gate.
-    (expected, Bound::Within { absolute: (size * 4e-6 * largest) as f32, relative: 1e-5 })
+    let error = 2.0 * error_of_sums(experts.matrix.dtype);
+    (expected, Bound::Within { absolute: (size * error * largest) as f32, relative: 1e-5 })
 }
 
 pub(super) fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> Case {
@@ -436,7 +437,8 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> Case {
             size = size.max(sum_size);
         }
     }
-    let bound = |size: f64| Bound::Within { absolute: (size * 2e-6) as f32, relative: 1e-5 };
+    let error = error_of_sums(experts.matrix.dtype);
+    let bound = |size: f64| Bound::Within { absolute: (size * error) as f32, relative: 1e-5 };
     let unwritten = rows[1] * outputs..rows[0] * outputs;
     let name = format!("{outputs} outputs, {dense} beside");
     let case = experts.weights(&name, "choice_ids", down.instance(rows[0] as u32).expect("a shape that fits"));
@@ -470,7 +472,7 @@ pub fn types() -> Vec<Case> {
         let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, prefetch_choice: true, multiprocessors: 132 };
         [gate_up(up, [1, 1]), down(back, [1, 1])]
     };
-    DType::ALL.into_iter().flat_map(of).collect()
+    types_with_kernels().flat_map(of).collect()
 }
 
 /// Widths beyond what is in flight at once, more outputs than warps, several rows, rows past the end, activations

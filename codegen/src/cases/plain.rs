@@ -10,6 +10,7 @@ use super::gather::{elements, table};
 use super::geglu::gelu;
 use super::heads::rotated;
 use crate::kernels::heads::inverse_frequencies;
+use crate::kernels::matvec::formats::types_with_kernels;
 use crate::kernels::matvec::slots::{then_add, then_gelu, then_scale, then_scale_by, then_softcap, then_times};
 use crate::kernels::plain::map::{then_times_part, then_times_weight};
 use crate::kernels::plain::{experts, map, product, rope, rows};
@@ -245,7 +246,7 @@ fn within(sizes: &[f64]) -> Bound {
 
 /// Every type; outputs that are no whole blocks, widths that are no whole warps.
 pub fn products() -> Vec<Case> {
-    let mut cases: Vec<Case> = DType::ALL.into_iter().map(|dtype| multiplied(dtype, 11, 256, 1)).collect();
+    let mut cases: Vec<Case> = types_with_kernels().map(|dtype| multiplied(dtype, 11, 256, 1)).collect();
     cases.push(multiplied(DType::Q8_0, 9, 352, 3));
     cases.push(multiplied(DType::F32, 3, 7, 2));
     cases

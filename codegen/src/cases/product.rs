@@ -6,6 +6,7 @@ use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
 use super::matvec::random_planes;
 use super::{grouped, wgmma};
+use crate::kernels::matvec::formats::types_with_kernels;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
@@ -94,7 +95,7 @@ pub fn types() -> Vec<Case> {
         let product = Product { dtype, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         Problem::new(product, 11, [3, 3]).case(Tile::SMALL)
     };
-    DType::ALL.into_iter().map(of).collect()
+    types_with_kernels().map(of).collect()
 }
 
 /// Every tile, full and not; steps of 32 and of 64 values; one step and several.

@@ -4,12 +4,16 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
+use crate::kernels::matvec::formats::types_with_kernels;
 use crate::kernels::planes::Repacked;
 use crate::kernels::repack::{BLOCK_THREADS, repacks};
 
 pub fn cases() -> Vec<Case> {
-    let shape = |dtype: DType| if dtype.layout().len == 256 { [(1, 256), (3, 768)] } else { [(1, 32), (5, 704)] };
-    DType::ALL.into_iter().flat_map(|dtype| shape(dtype).map(|(rows, k)| matrix(dtype, rows, k))).flatten().collect()
+    let shape = |dtype: DType| match dtype.layout().len {
+        256 => [(1, 256), (3, 768)],
+        len => [(1, len.max(32)), (5, 704)],
+    };
+    types_with_kernels().flat_map(|dtype| shape(dtype).map(|(rows, k)| matrix(dtype, rows, k))).flatten().collect()
 }
 
 /// One case for each plane of a random matrix.

@@ -13,9 +13,10 @@ use super::matvec::{Layer, Problem, in_order, random_planes};
 use super::quantise::Int8;
 use super::simulated;
 use crate::kernels::matvec::LaunchShape;
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
+use crate::kernels::rows::formats::TensorFormat;
 use crate::kernels::rows::shape::{Cores, Tensor};
 use crate::kernels::rows::tiling::Tiles;
 use crate::kernels::rows::{Product, Shape, SumOrder};
@@ -319,13 +320,13 @@ pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
         let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
-        if format(dtype).integer {
+        if TensorFormat::of(dtype).is_some() {
             // Both kernels of tensor cores multiply by the same functions: `tiles` has the other.
             shapes.push(streamed(Shape::Tiles(by_tiles(1, 1, 1, 8, 3, 2)), 2));
         }
         Batch::new(product, 8, one(8, 1)).cases(&shapes)
     };
-    DType::ALL.into_iter().flat_map(of).collect()
+    types_with_kernels().flat_map(of).collect()
 }
 
 /// Widths that leave lanes and stretches without work, and from 3 rows to 16.

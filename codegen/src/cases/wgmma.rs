@@ -6,6 +6,7 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::geglu::gelu;
 use super::matvec::random_planes;
+use crate::kernels::matvec::formats::types_with_kernels;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
 use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
@@ -254,7 +255,7 @@ pub fn decoding() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
     let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
-    let types = DType::ALL.into_iter().filter(decoded);
+    let types = types_with_kernels().filter(decoded);
     let mut cases: Vec<Case> =
         types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(tile(32, 64))).collect();
     let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
@@ -273,6 +274,7 @@ pub fn decoding() -> Vec<Case> {
         Problem::new(of(DType::Q4_0, f32), 132, 576, [70, 70]).case(tile(32, 64)).grid([2, 1, 1]),
         Problem::new(of(DType::Q8_0, bf16), 260, 192, [130, 130]).case(tile(128, 128)).grid([1, 1, 1]),
         Problem::new(gated(DType::Q4_0), 72, 64, [3, 3]).case(tile(32, 64)),
+        Problem::new(gated(DType::I4), 132, 128, [70, 66]).case(tile(64, 128)),
         Problem::new(gated(DType::Q8_0), 132, 128, [70, 66]).case(tile(64, 128)),
     ]);
     cases
@@ -283,7 +285,7 @@ pub fn by_teams() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
     let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
-    let types = DType::ALL.into_iter().filter(decoded);
+    let types = types_with_kernels().filter(decoded);
     let mut cases: Vec<Case> =
         types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(by_team(64, 5))).collect();
     let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
@@ -326,7 +328,7 @@ pub fn widening() -> Vec<Case> {
         let units = widen::units(dtype, rows as u64, k as u64).expect("few");
         case.scalar("units", units).expect("out", expected, Bound::Exact)
     };
-    DType::ALL.into_iter().map(of).collect()
+    types_with_kernels().map(of).collect()
 }
 
 /// The first row of each is the same product: alone, and with neighbours in every tile.

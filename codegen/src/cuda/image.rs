@@ -7,13 +7,14 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use gemma4c_blocks::{DType, Layout};
+use gemma4c_blocks::{DType, Layout, Plane};
 use gemma4c_dsl::InstanceError;
 use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use gemma4c_plan::{Weight, WeightId};
 use rayon::prelude::*;
 
-use crate::kernels::planes::{Content, GROUP};
+use crate::kernels::formats::packing::Packing;
+use crate::kernels::planes::{Content, GROUP, place_in_quads};
 use crate::kernels::repack::repacks;
 
 /// Bytes that are computed before they are written.
@@ -185,10 +186,14 @@ enum How {
     Copy { from: usize },
     /// Bits that move, one element after the other.
     Bits { mask: u8, moves: Vec<Move> },
+    /// The same of unsigned floats, without their upper bit; what would be no number is zero.
+    Unsigned { from: usize },
     /// Eight scales and minima of 6 bits each.
     Packed6 { at: usize },
     /// Eight scales of 4 and 2 bits, less 32.
     Split6 { high: usize, low: usize },
+    /// Words put together from several fields.
+    Packed(Packing),
 }
 
 /// From a byte and a place in it to another.
@@ -200,27 +205,36 @@ struct Move {
     to_shift: u8,
 }
 
+impl Move {
+    /// That of element `i`, to a byte and a place in it of its group.
+    fn of(i: usize, plane: Plane, to: (usize, usize)) -> Move {
+        let (from, from_shift) = plane.locate(i);
+        let group_bytes = GROUP * plane.bits / 8;
+        Move {
+            from: from as u16,
+            from_shift: from_shift as u8,
+            to: (i / GROUP * group_bytes + to.0) as u16,
+            to_shift: to.1 as u8,
+        }
+    }
+}
+
 impl Repack {
     fn new(layout: &Layout, content: Content) -> Repack {
         let (bytes, how) = match content {
             Content::Verbatim => (layout.bytes, How::Copy { from: 0 }),
             Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
+            Content::Bytes { offset, count } => (count, How::Copy { from: offset }),
+            Content::UnsignedFloats { offset, count } => (count, How::Unsigned { from: offset }),
+            Content::Packed(packing) => (4 * packing.words(), How::Packed(packing)),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
+            Content::Quads { from } => {
+                let moves = (0..layout.len).map(|i| Move::of(i, from, place_in_quads(i % GROUP))).collect();
+                (layout.len / 2, How::Bits { mask: 15, moves })
+            }
             Content::Bits { from, to } => {
-                let group_bytes = GROUP * to.bits / 8;
-                let moves: Vec<Move> = (0..layout.len)
-                    .map(|i| {
-                        let ((from, from_shift), (to, to_shift)) = (from.locate(i), to.locate(i % GROUP));
-                        let to = i / GROUP * group_bytes + to;
-                        Move {
-                            from: from as u16,
-                            from_shift: from_shift as u8,
-                            to: to as u16,
-                            to_shift: to_shift as u8,
-                        }
-                    })
-                    .collect();
+                let moves: Vec<Move> = (0..layout.len).map(|i| Move::of(i, from, to.locate(i % GROUP))).collect();
                 let stays = |m: &Move| m.from == m.to + from.offset as u16 && m.from_shift == m.to_shift;
                 let how = match moves.iter().all(stays) {
                     true => How::Copy { from: from.offset },
@@ -242,6 +256,12 @@ impl Repack {
                         to[m.to as usize] |= (block[m.from as usize] >> m.from_shift & mask) << m.to_shift;
                     }
                 }
+                How::Unsigned { from } => {
+                    for (to, code) in to.iter_mut().zip(&block[*from..]) {
+                        *to = if code & 0x7f == 0x7f { 0 } else { code & 0x7f };
+                    }
+                }
+                How::Packed(packing) => to.copy_from_slice(&packing.pack(block)),
                 How::Packed6 { at } => {
                     let s = &block[*at..at + 12];
                     for (k, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {

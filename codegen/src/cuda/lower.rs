@@ -23,7 +23,7 @@ use super::reports::{Reports, pass_report};
 use super::soft;
 use super::towers;
 use super::weights::Weights;
-use crate::kernels::matvec::formats::has_kernels;
+use crate::kernels::matvec::formats::{format, has_kernels};
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities, PhaseRows};
 
@@ -42,11 +42,16 @@ const LADDER: [u32; 4] = [32, 128, 512, 2048];
 pub fn lower(model: Model<'_>, options: &Options, read: &ReadFloats<'_>) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
     check_kv(model.graph, options)?;
-    if let Some(weight) = model.graph.weights.iter().find(|weight| !has_kernels(weight.dtype)) {
-        return Err(LowerError::Unreadable {
-            tensor: weight.name.clone(),
-            why: format!("a GPU has no kernels for {} yet", weight.dtype),
-        });
+    for weight in &model.graph.weights {
+        let why = match weight.dtype {
+            dtype if !has_kernels(dtype) => format!("a GPU has no kernels for {dtype} yet"),
+            // Copies of 16 bytes start with every other unit.
+            dtype if format(dtype).side.thin && !weight.dim(0).is_multiple_of(64) => {
+                format!("a GPU has no kernels for rows of {dtype} that are no multiple of 64 values")
+            }
+            _ => continue,
+        };
+        return Err(LowerError::Unreadable { tensor: weight.name.clone(), why });
     }
     let kept = match model.drafter {
         Some(_) => Some(drafter::with_lm_head_input(model.graph)?),

@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod draft;
+pub mod formats;
 pub mod gather;
 pub mod geglu;
 pub mod gelu;

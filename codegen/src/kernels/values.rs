@@ -8,20 +8,9 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Filled};
 
+use super::formats;
+pub use super::formats::pieces::{half_at, plane_bits};
 use super::matvec::formats::{iq4_levels, no_kernels};
-
-/// The bits of element `i` in a plane: see `Plane` of the block formats.
-#[device]
-pub fn plane_bits(block: Weights<u8>, i: u32, at: u32, bits: u32, run: u32) -> u32 {
-    let span = run * 8 / bits;
-    let byte = block[at + run * (i / span) + i % run] as u32;
-    byte >> (bits * (i % span / run)) & ((1u32 << bits) - 1)
-}
-
-#[device]
-pub fn half_at(block: Weights<u8>, at: u32) -> f32 {
-    load::<F16>(block, at).to_f32()
-}
 
 /// Two of eight 6-bit integers packed into 12 bytes: the scale (x) and the minimum (y) of group `k`.
 #[device]
@@ -159,6 +148,6 @@ pub fn value_arguments<M>(dtype: DType, tensor: M) -> Filled<M> {
         DType::Q6K => value_q6_k::Arguments { tensor }.into(),
         DType::IQ4NL => value_iq4_nl::Arguments { tensor }.into(),
         DType::IQ4XS => value_iq4_xs::Arguments { tensor }.into(),
-        _ => no_kernels(dtype),
+        _ => formats::value_arguments(dtype, tensor).unwrap_or_else(|| no_kernels(dtype)),
     }
 }

@@ -126,9 +126,18 @@ impl fmt::Debug for Toolchain {
 /// Registers, shared memory and spills go to the log.
 const VERBOSE: &str = "--ptxas-options=-v";
 
+/// A device function that is passed on to a slot is printed as a lambda, which outside of a template counts as the
+/// host's otherwise.
+const DEVICE_ALONE: &str = "--device-as-default-execution-space";
+
 pub(super) fn arguments(arch: Arch, options: Options) -> Vec<String> {
-    let mut arguments =
-        vec![format!("--gpu-architecture={arch}"), "--fmad=false".into(), "--std=c++17".into(), VERBOSE.into()];
+    let mut arguments = vec![
+        format!("--gpu-architecture={arch}"),
+        "--fmad=false".into(),
+        "--std=c++17".into(),
+        DEVICE_ALONE.into(),
+        VERBOSE.into(),
+    ];
     arguments.extend(options.max_registers.map(|count| format!("--maxrregcount={count}")));
     arguments
 }

@@ -3,7 +3,8 @@
 //!
 //! The pass decides it for the whole plan: norms are then launches of their own, which write 16 bits once for all
 //! blocks, and experts multiply sorted rows, as in prefill. Many rows are faster with it, up to twice; fewer than 16
-//! are faster with int8 activations (docs/ledger.md). So it is for plans of many sequences, and for whoever asks.
+//! are faster with int8 activations (docs/ledger.md). So it is for plans of many sequences, of some where int8 tensor
+//! cores cannot multiply the weights, and for whoever asks.
 
 use gemma4c_graph::Kind;
 use gemma4c_graph::passes::Log;
@@ -12,7 +13,7 @@ use super::schedule::{Abilities, Pass, Schedule, product_of};
 
 pub const PASS: Pass = Pass {
     name: "gemm",
-    about: "decode: all products have 16-bit operands, with one arithmetic for 1 to 128 rows; on for 64 sequences or more on Hopper",
+    about: "decode: all products have 16-bit operands, with one arithmetic for 1 to 128 rows; on for 64 sequences or more on Hopper, for 4 or more where weights are floats of 8 bits",
     required: false,
     asked_for: true,
     run,

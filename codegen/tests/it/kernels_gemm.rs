@@ -2,14 +2,18 @@
 //! text. Its bits: the same for a row alone and in any batch.
 
 use gemma4c_blocks::DType;
+use gemma4c_blocks::narrow::fp8_to_f32;
 use gemma4c_codegen::cases::gemm;
+use gemma4c_codegen::kernels::formats::bytes::halves_i8;
+use gemma4c_codegen::kernels::formats::fp8::halves_f8;
+use gemma4c_codegen::kernels::formats::nibbles::halves_i4;
 use gemma4c_codegen::kernels::gemm::decode::{halves_q4_0, halves_q8_0};
 use gemma4c_codegen::kernels::gemm::shape::{MOST_ROWS, slices};
 use gemma4c_codegen::kernels::gemm::{Gemm, Shape};
 use gemma4c_codegen::target::GPUS;
 use gemma4c_dsl::harness::{Case, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
-use gemma4c_dsl::{ElementType, F16, Float, U32x4};
+use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
 fn check(cases: Vec<Case>) {
     assert!(!cases.is_empty());
@@ -46,8 +50,15 @@ fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
         results[out].as_ref().expect("the result is a buffer").bytes()[..19 * 4].to_vec()
     };
     let (bf16, f16) = (ElementType::BF16, ElementType::F16);
-    let products =
-        [(DType::Q4_0, f16, 1088), (DType::Q8_0, bf16, 1088), (DType::BF16, bf16, 1056), (DType::Q6K, bf16, 1280)];
+    let products = [
+        (DType::Q4_0, f16, 1088),
+        (DType::Q8_0, bf16, 1088),
+        (DType::BF16, bf16, 1056),
+        (DType::Q6K, bf16, 1280),
+        (DType::I4, f16, 1088),
+        (DType::F8, bf16, 1088),
+        (DType::MXFP4, bf16, 1056),
+    ];
     for (dtype, operands, k) in products {
         let rows: Vec<Vec<u8>> = gemm::first_rows(dtype, operands, k).iter().map(first_row).collect();
         assert!(rows[0].iter().any(|byte| *byte != 0));
@@ -76,6 +87,40 @@ fn codes_are_decoded_exactly_in_f16() {
             let U32x4 { x, y, .. } = halves_q8_0(codes, side, 0, 0);
             for (half, code) in halves([x, y, 0, 0]).zip(bytes) {
                 assert_eq!(F16::from_bits(half).to_f32(), exact(i32::from(code as i8)), "{scale} times byte {code}");
+            }
+        }
+    }
+}
+
+/// The same of bfloat16 scales, as far as their product with a power of two is an f16.
+#[test]
+fn codes_with_bfloat16_scales_are_decoded_exactly_in_f16() {
+    let halves = |words: [u32; 4]| words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]);
+    for bits in 0..=u16::MAX {
+        let scale = BF16::from_bits(bits).to_f32();
+        let side = U32x4 { x: bits.into(), ..U32x4::ZERO };
+        let rounded = |value: f32| F16::from_f32(value * scale).to_f32();
+        let codes = |bytes: [u8; 4]| U32x4 { x: u32::from_le_bytes(bytes), ..U32x4::ZERO };
+        let is_exact = |by: f32, largest: f32| {
+            F16::from_f32(scale * by).to_f32() == scale * by && (scale * largest).abs() <= 65504.0
+        };
+        let check = |found: U32x4, values: &[f32], name: &str| {
+            for (half, value) in halves([found.x, found.y, found.z, found.w]).zip(values) {
+                assert_eq!(F16::from_bits(half).to_f32(), rounded(*value), "{name}: {scale} times {value}");
+            }
+        };
+        for [a, b, c, d] in [[0u8, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]] {
+            if is_exact(8.0, 8.0) {
+                let both = [a | d << 4, c | b << 4, b | c << 4, d | a << 4];
+                let values = [a, b, c, d, d, c, b, a].map(|code| f32::from(code) - 8.0);
+                check(halves_i4(codes(both), side, 0, 0), &values, "i4");
+            }
+            let bytes = [a * 16, b * 17, c * 9, d * 13];
+            if is_exact(128.0, 128.0) {
+                check(halves_i8(codes(bytes), side, 0, 0), &bytes.map(|code| f32::from(code as i8)), "i8");
+            }
+            if is_exact(256.0, 448.0) && bytes.iter().all(|code| code & 127 != 127) {
+                check(halves_f8(codes(bytes), side, 0, 0), &bytes.map(fp8_to_f32), "f8");
             }
         }
     }

@@ -3,12 +3,13 @@
 mod layout {
     use gemma4c_blocks::DType;
     use gemma4c_blocks::reference;
+    use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
     use gemma4c_codegen::kernels::planes::{Repacked, planes};
     use gemma4c_dsl::harness::Random;
 
     #[test]
     fn repacked_values_are_the_blocks_values() {
-        for dtype in DType::ALL {
+        for dtype in types_with_kernels() {
             let layout = dtype.layout();
             let (rows, k) = (3, 512);
             let blocks = Random::new(dtype as u64).bytes(rows * k / layout.len * layout.bytes);
@@ -24,12 +25,12 @@ mod layout {
 
     #[test]
     fn a_repacked_matrix_is_as_large_as_its_blocks() {
-        for dtype in DType::ALL {
+        for dtype in types_with_kernels() {
             let k = 512;
             let total: u64 = planes(dtype).iter().map(|plane| plane.total_bytes(16, k)).sum();
             let blocks = dtype.row_bytes(k).unwrap() * 16;
-            // The scales of the K formats give up their 6-bit packing.
-            assert!(total >= blocks && total * 100 <= blocks * 103, "{dtype}: {total} bytes from {blocks}");
+            // The scales of the K formats give up their 6-bit packing, those of IQ2_XXS their place among the signs.
+            assert!(total >= blocks && total * 100 <= blocks * 107, "{dtype}: {total} bytes from {blocks}");
         }
     }
 
@@ -45,15 +46,14 @@ mod layout {
 }
 
 mod formats {
-    use gemma4c_blocks::DType;
-    use gemma4c_codegen::kernels::matvec::formats::{format, side_arguments};
+    use gemma4c_codegen::kernels::matvec::formats::{format, side_arguments, types_with_kernels};
     use gemma4c_codegen::kernels::planes::planes;
     use gemma4c_dsl::Filled;
 
     /// A type's planes besides `codes` are what its side function takes, each once.
     #[test]
     fn side_functions_take_the_planes_of_their_type() {
-        for dtype in DType::ALL.iter().copied() {
+        for dtype in types_with_kernels() {
             let filled: Filled<&str> = side_arguments(dtype, |plane| plane);
             assert_eq!(filled.function, format(dtype).side, "{dtype}");
             let params: Vec<_> = filled.function.params[2..].iter().map(|param| param.name).collect();
@@ -64,15 +64,15 @@ mod formats {
 }
 
 mod image {
-    use gemma4c_blocks::DType;
     use gemma4c_codegen::cuda::image::repacked_plane;
+    use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
     use gemma4c_codegen::kernels::planes::Repacked;
     use gemma4c_dsl::harness::Random;
 
     /// Against the plain oracle of the kernels, bit by bit.
     #[test]
     fn planes_are_those_that_the_kernels_make() {
-        for dtype in DType::ALL {
+        for dtype in types_with_kernels() {
             let (layout, rows, k) = (dtype.layout(), 3, 768);
             let blocks = Random::new(dtype as u64 + 7).bytes(rows * k / layout.len * layout.bytes);
             let expected = Repacked::from_blocks(dtype, rows, k, &blocks).expect("whole rows");

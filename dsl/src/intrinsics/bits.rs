@@ -38,6 +38,27 @@ intrinsic! {
 }
 
 intrinsic! {
+    /// Four of eight bytes, by the lower three bits of each of the selector's lowest four nibbles; where a nibble's upper
+    /// bit is set, all bits are the byte's upper one.
+    Thread fn byte_perm_or_sign(low: u32, high: u32, selector: u32) -> u32 {
+        let bytes = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
+        u32::from_le_bytes(std::array::from_fn(|i| {
+            let byte = bytes[(selector >> (4 * i) & 7) as usize];
+            if selector >> (4 * i) & 8 == 0 { byte } else { ((byte as i8) >> 7) as u8 }
+        }))
+    }
+    cuda "u32 picked; asm(\"prmt.b32 %0, %1, %2, %3;\" : \"=r\"(picked) : \"r\"(low), \"r\"(high), \"r\"(selector)); return picked;"
+}
+
+intrinsic! {
+    /// All bits of each byte as its upper one.
+    Thread fn byte_signs(word: u32) -> u32 {
+        u32::from_le_bytes(word.to_le_bytes().map(|byte| ((byte as i8) >> 7) as u8))
+    }
+    cuda "u32 signs; asm(\"prmt.b32 %0, %1, 0, 0xba98;\" : \"=r\"(signs) : \"r\"(word)); return signs;"
+}
+
+intrinsic! {
     /// `sum` plus the four products of signed bytes.
     Thread fn dp4a(a: u32, b: u32, sum: i32) -> i32 {
         let (a, b) = (a.to_le_bytes(), b.to_le_bytes());

@@ -39,8 +39,8 @@ table! {
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
     bulk: bulk_load;
     tiles: tile_load;
-    bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a dp4a_unsigned sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
-    narrow: widen_int8 multiply_f16 fma_f16 and_or widen_e4m3 pack_e4m3;
+    bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm byte_perm_or_sign byte_signs dp4a dp4a_unsigned sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
+    narrow: widen_int8 multiply_f16 fma_f16 and_or e4m3_as_f16 widen_e4m3 pack_e4m3;
     math: rsqrt quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8;
     warpgroup: wgmma_bf16 wgmma_b16_held wgmma_b16 wgmma_b16_held_across wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;

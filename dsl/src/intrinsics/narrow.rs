@@ -105,6 +105,27 @@ intrinsic! {
 }
 
 intrinsic! {
+    /// Four e4m3 floats as two pairs of f16, on every GPU: with shifts where the hardware does not convert. What is no
+    /// number may become one.
+    Thread fn e4m3_as_f16(codes: u32) -> U32x2 {
+        let wide = |index: u32| f16_of_e4m3(codes >> (8 * index) & 0xff);
+        U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }
+    }
+    // A byte in the upper half of an f16, moved by one bit, is 2^-8 of its float, below the normal numbers too.
+    cuda "
+#if __CUDA_ARCH__ >= 890
+    U32x2 wide;
+    asm(\"{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }\" : \"=r\"(wide.x), \"=r\"(wide.y) : \"r\"(codes));
+#else
+    u32 low = __byte_perm(codes, 0u, 0x1404u), high = __byte_perm(codes, 0u, 0x3424u);
+    U32x2 wide = {(low & 0x80008000u) | (low >> 1 & 0x3f803f80u), (high & 0x80008000u) | (high >> 1 & 0x3f803f80u)};
+    asm(\"mul.rn.f16x2 %0, %0, %2; mul.rn.f16x2 %1, %1, %2;\" : \"+r\"(wide.x), \"+r\"(wide.y) : \"r\"(0x5c005c00u));
+#endif
+    return wide;
+"
+}
+
+intrinsic! {
     /// Two floats rounded to e4m3, `low` in the lower byte. What is beyond 448 becomes 448; NaN stays one.
     Thread since 89 fn pack_e4m3(low: f32, high: f32) -> u32 { e4m3_bits(low) | e4m3_bits(high) << 8 }
     cuda "u16 pair; asm(\"cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\" : \"=h\"(pair) : \"f\"(high), \"f\"(low)); return pair;"

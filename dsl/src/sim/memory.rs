@@ -162,6 +162,7 @@ impl<T: Element> Raw<T> {
     #[track_caller]
     pub(crate) fn at<V>(&self, index: i64, touch: Touch) -> *mut V {
         let region = self.region();
+        assert!(!region.thin, "`{}` is read by loads alone: its elements are 8 bytes", region.name);
         let index = self.first.saturating_add(index);
         let at = index.saturating_mul(size_of::<T>() as i64);
         let address = region.access(index, at, size_of::<V>(), touch);
@@ -190,8 +191,26 @@ impl<T: Element> Raw<T> {
     #[inline]
     #[track_caller]
     pub(crate) fn get_by<V: Element>(&self, index: i64, touch: Touch) -> V {
+        if self.region().thin {
+            return self.widened(index, touch);
+        }
         // SAFETY: `at` has checked bounds and alignment; every bit pattern is a valid element.
         unsafe { *self.at::<V>(index, touch) }
+    }
+
+    /// The 8 bytes of element `index` of a thin region, and zeros.
+    #[allow(unsafe_code)]
+    #[track_caller]
+    fn widened<V: Element>(&self, index: i64, touch: Touch) -> V {
+        assert_eq!((size_of::<T>(), size_of::<V>()), (16, 16), "elements of 8 bytes are read as 16");
+        let index = self.first.saturating_add(index);
+        let address = self.region().access(index, index.saturating_mul(8), 8, touch);
+        let mut bytes = [0u8; 16];
+        // SAFETY: `access` has checked bounds; every bit pattern is a valid element.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address, bytes.as_mut_ptr(), 8);
+            bytes.as_ptr().cast::<V>().read_unaligned()
+        }
     }
 
     #[allow(unsafe_code)]

@@ -53,6 +53,12 @@ use region::Region;
 use std::any::Any;
 use thread::{Launch, Thread};
 
+/// Whether the running instance is thin.
+#[doc(hidden)]
+pub fn is_thin() -> bool {
+    Thread::current().launch().thin
+}
+
 impl LaunchValues for Launch<'_> {
     fn scalar(&self, index: usize) -> u64 {
         self.scalars[index]

@@ -16,6 +16,8 @@ pub(crate) struct Region {
     pub name: String,
     pub access: Access,
     pub element: ElementType,
+    /// Elements are 8 bytes, and read as 16 (`thin.rs`).
+    pub thin: bool,
     pub base: *mut u8,
     pub bytes: usize,
     /// More than the bound must be checked.

@@ -93,6 +93,8 @@ pub(crate) struct Launch<'a> {
     /// The launches of the stream, by number.
     pub names: Rc<[LaunchName]>,
     pub checks: bool,
+    /// Of a thin instance.
+    pub thin: bool,
     /// Every thread must wait for the predecessor, whatever it is.
     pub must_wait: bool,
     pub host: bool,

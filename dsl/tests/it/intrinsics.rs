@@ -160,7 +160,7 @@ fn packed(x: Input<u32>, out: Output<i32>, floats: Output<f32>) {
     let i = thread_idx();
     let a = x[i];
     let b = x[31 - i];
-    let at = i * 9;
+    let at = i * 11;
     out[at] = byte_of(a, i % 4) as i32;
     out[at + 1] = signed_byte_of(a, i % 4);
     out[at + 2] = nibble_of(a, i % 8) as i32;
@@ -170,6 +170,8 @@ fn packed(x: Input<u32>, out: Output<i32>, floats: Output<f32>) {
     out[at + 6] = sub_bytes(a, b) as i32;
     out[at + 7] = pack_bf16(f16_lo(a & 0x7bff7bff), f16_hi(a & 0x7bff7bff)) as i32;
     out[at + 8] = dp4a_unsigned(a, b, -5);
+    out[at + 9] = byte_signs(a) as i32;
+    out[at + 10] = byte_perm_or_sign(a, b, 0xd25) as i32;
     floats[i * 3] = bf16_lo(b & 0x7f7f7f7f);
     floats[i * 3 + 1] = bf16_hi(b & 0x7f7f7f7f);
     floats[i * 3 + 2] = f16_hi(pack_f16(0.25, i as f32 * 0.3));
@@ -195,6 +197,8 @@ fn packed_words_come_apart() {
         let finite = a & 0x7bff_7bff;
         out.push((bf16_bits(f16(finite & 0xffff)) | bf16_bits(f16(finite >> 16)) << 16) as i32);
         out.push((0..4).map(|j| i32::from(ab[j]) * i32::from(bb[j] as i8)).sum::<i32>() - 5);
+        out.push(i32::from_le_bytes(ab.map(|byte| if byte >= 128 { 255 } else { 0 })));
+        out.push(i32::from_le_bytes([bb[1], ab[2], if bb[1] >= 128 { 255 } else { 0 }, ab[0]]));
         let finite = b & 0x7f7f_7f7f;
         floats.push(f32::from_bits(finite << 16));
         floats.push(f32::from_bits(finite & 0xffff_0000));
@@ -274,7 +278,7 @@ fn float_functions(x: Input<f32>, exact: Output<f32>, close: Output<f32>) {
     exact[at + 13] = v / w - -v;
     exact[at + 14] = (v - w) - (v - (w - v));
     exact[at + 15] = v * 1.0e-3 + w * 2.5e10;
-    let at = i * 10;
+    let at = i * 11;
     close[at] = v.exp();
     close[at + 1] = v.exp2();
     close[at + 2] = (v.abs() + 0.1).ln();

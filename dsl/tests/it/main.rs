@@ -15,5 +15,6 @@ mod reference;
 mod refusals;
 mod structs;
 mod tensor;
+mod thin;
 mod tiles;
 mod warpgroup;

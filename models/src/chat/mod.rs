@@ -14,9 +14,12 @@
 //! The rendered text spells control tokens, the one at the beginning included: encode it with `parse_special` and
 //! without `add_bos`. Nothing escapes control tokens that a message spells itself.
 
+mod known;
 mod python;
 mod results;
 mod thoughts;
+
+pub use known::{Known, known};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;

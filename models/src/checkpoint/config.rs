@@ -233,7 +233,10 @@ impl Text {
             return Err(Fault::unsupported(format!("a layer of type `{}`", shown(kind)), "layers slide or are full"));
         }
         if let Some(other) = self.hidden_activation.as_deref().filter(|name| *name != "gelu_pytorch_tanh") {
-            return Err(Fault::unsupported(format!("hidden_activation `{}`", shown(other)), "Gemma 4 has the tanh GELU"));
+            return Err(Fault::unsupported(
+                format!("hidden_activation `{}`", shown(other)),
+                "Gemma 4 has the tanh GELU",
+            ));
         }
         if self.attention_bias == Some(true) {
             return Err(Fault::unsupported("attention_bias", "Gemma 4 has no biases"));
@@ -307,9 +310,8 @@ impl Generation {
         }
         self.top_k.map_or(Ok(()), |value| writer.set("general.sampling.top_k", value)).map_err(written)?;
         let suppressed = self.suppress_tokens.as_ref();
-        let written_ids = suppressed.map_or(Ok(()), |ids| {
-            writer.set_array("tokenizer.ggml.suppress_tokens", ids.iter().copied())
-        });
+        let written_ids =
+            suppressed.map_or(Ok(()), |ids| writer.set_array("tokenizer.ggml.suppress_tokens", ids.iter().copied()));
         written_ids.map_err(written)
     }
 }

@@ -188,10 +188,7 @@ pub fn read_json<T: for<'de> Deserialize<'de>>(folder: &Path, name: &str) -> Res
 }
 
 /// Reads a JSON file that may not be there.
-pub fn read_optional<T: for<'de> Deserialize<'de>>(
-    folder: &Path,
-    name: &str,
-) -> Result<Option<T>, CheckpointError> {
+pub fn read_optional<T: for<'de> Deserialize<'de>>(folder: &Path, name: &str) -> Result<Option<T>, CheckpointError> {
     if folder.join(name).exists() { read_json(folder, name).map(Some) } else { Ok(None) }
 }
 

@@ -230,7 +230,8 @@ impl<'a> Finder<'a> {
             return Err(wrong());
         }
         let [block_rows, block_columns] = self.block.map(u64::from);
-        let is_blocks = of_rows == rows.div_ceil(block_rows.max(1)) && of_columns == columns.div_ceil(block_columns.max(1));
+        let is_blocks =
+            of_rows == rows.div_ceil(block_rows.max(1)) && of_columns == columns.div_ceil(block_columns.max(1));
         let (each_rows, each_columns) = match (of_rows, of_columns) {
             (1, 1) => (rows, columns),
             _ if of_rows == rows && columns.is_multiple_of(of_columns) => (1, columns / of_columns),

@@ -33,6 +33,7 @@ use vocab::{Special, Tokenizer};
 pub(crate) use error::shown;
 pub use error::{CheckpointError, Fault};
 pub use folder::is_checkpoint;
+pub use names::in_checkpoint as stored_name;
 
 /// A chat template is a few kilobytes.
 const MOST_TEMPLATE: u64 = 4 << 20;

@@ -30,7 +30,11 @@ pub fn of_text(folder: &Folder, shape: &Shape) -> Result<Vec<TensorInfo>, Checkp
     }
     for layer in 0..shape.layers {
         for name in &OF_LAYER {
-            found.add(name, &format!("blk.{layer}.{}", name.gguf), &format!("{prefix}layers.{layer}.{}", name.module))?;
+            found.add(
+                name,
+                &format!("blk.{layer}.{}", name.gguf),
+                &format!("{prefix}layers.{layer}.{}", name.module),
+            )?;
         }
         found.add_experts(layer, &format!("{prefix}layers.{layer}.experts."), shape.experts)?;
     }
@@ -71,9 +75,8 @@ impl Finder<'_> {
 
     fn add_vector(&mut self, gguf: &str, stored: &str) -> Result<(), CheckpointError> {
         let Some((file, tensor)) = self.folder.tensor(stored) else { return Ok(()) };
-        let wrong = |problem: String| {
-            CheckpointError::within(self.folder.path_of(stored))(Fault::tensor(stored, problem))
-        };
+        let wrong =
+            |problem: String| CheckpointError::within(self.folder.path_of(stored))(Fault::tensor(stored, problem));
         let (element, shape) = (tensor.element, tensor.shape());
         let values = match *shape {
             [] => 1,
@@ -118,7 +121,9 @@ impl Finder<'_> {
     /// Experts that are stored one by one: gate and up of each become rows of one tensor, as stacked ones are.
     fn add_experts(&mut self, layer: u32, prefix: &str, experts: u32) -> Result<(), CheckpointError> {
         let first = |part: &str| format!("{prefix}0.{part}_proj");
-        let is_there = |part: &str| ["weight", "weight_packed"].iter().any(|end| self.folder.has(&format!("{}.{end}", first(part))));
+        let is_there = |part: &str| {
+            ["weight", "weight_packed"].iter().any(|end| self.folder.has(&format!("{}.{end}", first(part))))
+        };
         if experts == 0 || !["gate", "up", "down"].iter().any(|part| is_there(part)) {
             return Ok(());
         }
@@ -149,7 +154,8 @@ impl Finder<'_> {
             return Err(self.fault(odd.1, problem));
         }
         let shared = first.types().find(|dtype| all.iter().all(|rows| rows.types().any(|other| other == *dtype)));
-        let dtype = shared.ok_or_else(|| self.fault(first, "and other experts' have no type that holds all of them"))?;
+        let dtype =
+            shared.ok_or_else(|| self.fault(first, "and other experts' have no type that holds all of them"))?;
         let pieces = all.iter().map(|rows| rows.piece(dtype)).collect();
         let dims = [first.columns, each, experts.into()];
         self.tensors.push(TensorInfo::made(gguf.into(), &dims, dtype, pieces));

@@ -149,7 +149,10 @@ impl Tokenizer {
             return refuse("BPE with dropout, prefix or suffix".into(), "Gemma 4's has none");
         }
         if !self.model.byte_fallback || self.model.ignore_merges {
-            return refuse("BPE without byte_fallback, or with ignore_merges".into(), "Gemma 4's merges, down to bytes");
+            return refuse(
+                "BPE without byte_fallback, or with ignore_merges".into(),
+                "Gemma 4's merges, down to bytes",
+            );
         }
         match &self.normalizer {
             Some(normaliser) if normaliser.replaces_spaces() => {}
@@ -170,9 +173,10 @@ impl Tokenizer {
             }
         }
         match self.added_tokens.0.iter().find(|token| token.lstrip || token.rstrip || token.single_word) {
-            Some(token) => {
-                refuse(format!("the added token `{}`", shown(&token.content)), "it takes in or asks for what is around it")
-            }
+            Some(token) => refuse(
+                format!("the added token `{}`", shown(&token.content)),
+                "it takes in or asks for what is around it",
+            ),
             None => Ok(()),
         }
     }
@@ -229,7 +233,13 @@ impl Tokenizer {
         }
         let mut tokens: Vec<Option<(&str, i32)>> = vec![None; rows as usize];
         for (text, id, is_special) in own.chain(added) {
-            let kind = if is_special { CONTROL } else if is_byte(text) { BYTE } else { NORMAL };
+            let kind = if is_special {
+                CONTROL
+            } else if is_byte(text) {
+                BYTE
+            } else {
+                NORMAL
+            };
             let place = &mut tokens[id as usize];
             match place {
                 Some((other, _)) if *other != text => {

@@ -78,7 +78,11 @@ pub enum WeightsError {
     #[error("the model's tensors do not fit its metadata:{}", listed(problems))]
     Misfit { problems: Vec<String> },
     /// Types that are not read, and in how many of the tensors that a model needs.
-    #[error("this file has {}, which no model is read in; files in these types run: {}", counted(types), supported_types())]
+    #[error(
+        "this file has {}, which no model is read in; files in these types run: {}",
+        counted(types),
+        supported_types()
+    )]
     Types { types: BTreeMap<u32, usize> },
     #[error("this file has a vocabulary alone, and none of a model's weights")]
     VocabularyOnly,
@@ -86,7 +90,8 @@ pub enum WeightsError {
 
 fn counted(types: &BTreeMap<u32, usize>) -> String {
     let tensors = |count: &usize| if *count == 1 { "1 tensor".into() } else { format!("{count} tensors") };
-    let each: Vec<String> = types.iter().map(|(id, count)| format!("{} in {}", type_name(*id), tensors(count))).collect();
+    let each: Vec<String> =
+        types.iter().map(|(id, count)| format!("{} in {}", type_name(*id), tensors(count))).collect();
     each.join(" and ")
 }
 

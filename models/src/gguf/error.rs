@@ -33,6 +33,8 @@ pub enum GgufError {
         quoted(tensor)
     )]
     BadScale { tensor: String, row: usize, column: usize, scale: f32 },
+    #[error("tensor {} has the shape {dims:?}, expected a factor in f32, or one for each expert", quoted(tensor))]
+    Factors { tensor: String, dims: Vec<u64> },
     #[error("internal: tensor {} cannot be made of its pieces", quoted(tensor))]
     Unmade { tensor: String },
     #[error("tensor {} is {}, expected 32-bit integers", quoted(tensor), type_name(*id))]

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gemma4c_blocks::DType;
-use gemma4c_blocks::recipe::Fault as RecipeFault;
+use gemma4c_blocks::recipe::{Fault as RecipeFault, Input};
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{Piece, Span};
 use rayon::prelude::*;
@@ -198,6 +198,20 @@ impl Gguf {
         Gguf { header, ..self }
     }
 
+    /// The same model with some tensors replaced by others of the same name.
+    pub(crate) fn with_changed(
+        mut self,
+        change: impl Fn(&Header, &TensorInfo) -> Result<Option<TensorInfo>, GgufError>,
+    ) -> Result<Gguf, GgufError> {
+        let changed = self.tensors().iter().map(|tensor| change(&self, tensor)).collect::<Result<Vec<_>, _>>()?;
+        for (tensor, new) in self.header.tensors.iter_mut().zip(changed) {
+            if let Some(new) = new {
+                *tensor = new;
+            }
+        }
+        Ok(self)
+    }
+
     /// What of the files is not used, in sentences for people.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -215,17 +229,27 @@ impl Gguf {
         let columns = tensor.dims()[0];
         let row_bytes = dtype.row_bytes(columns).unwrap_or(0) as usize;
         let mut bytes = vec![0; tensor.len as usize];
-        let (mut rest, mut parts) = (bytes.as_mut_slice(), Vec::new());
+        let some = ROWS_AT_A_TIME * row_bytes.max(1);
+        let (mut rest, mut parts, mut first) = (bytes.as_mut_slice(), Vec::new(), 0);
         for piece in &tensor.pieces {
             let (own, after) = rest.split_at_mut(piece.rows as usize * row_bytes);
             rest = after;
-            parts.push((piece, own));
+            parts.extend(own.chunks_mut(some).enumerate().map(|(at, out)| (piece, first, at * ROWS_AT_A_TIME, out)));
+            first += piece.rows as usize;
         }
-        let at = |span: &Span| &self.maps[span.file as usize][span.offset as usize..][..span.bytes as usize];
-        parts.into_par_iter().try_for_each(|(piece, out)| {
-            let inputs: Vec<&[u8]> = piece.inputs.iter().map(at).collect();
-            let made = piece.recipe.make(dtype, columns as usize, 0, &inputs, out);
-            made.map_err(|fault| unmade(tensor, fault))
+        parts.into_par_iter().try_for_each(|(piece, first, row, out)| {
+            let shapes = piece.recipe.inputs(dtype, columns).unwrap_or_default();
+            let rows = out.len() / row_bytes.max(1);
+            let at = |(shape, span): (&Input, &Span)| {
+                let (start, bytes) = shape.of_rows(row as u64, rows as u64)?;
+                self.maps.get(span.file as usize)?.get((span.offset + start) as usize..)?.get(..bytes as usize)
+            };
+            let inputs: Option<Vec<&[u8]>> = shapes.iter().zip(&piece.inputs).map(at).collect();
+            let made = match inputs {
+                Some(inputs) => piece.recipe.make(dtype, columns as usize, row as u64, &inputs, out),
+                None => Err(RecipeFault::Misfit),
+            };
+            made.map_err(|fault| unmade(tensor, first + row, fault))
         })?;
         Ok(Cow::Owned(bytes))
     }
@@ -297,11 +321,15 @@ impl Gguf {
     }
 }
 
-fn unmade(tensor: &TensorInfo, fault: RecipeFault) -> GgufError {
+/// Rows of a tensor that a core makes at a time.
+const ROWS_AT_A_TIME: usize = 256;
+
+/// Why the rows from `first` on were not made.
+fn unmade(tensor: &TensorInfo, first: usize, fault: RecipeFault) -> GgufError {
     let tensor = tensor.name.to_string();
     match fault {
         RecipeFault::BadScale(bad) => {
-            GgufError::BadScale { tensor, row: bad.row, column: bad.column, scale: bad.scale }
+            GgufError::BadScale { tensor, row: first + bad.row, column: bad.column, scale: bad.scale }
         }
         RecipeFault::Misfit => GgufError::Unmade { tensor },
     }

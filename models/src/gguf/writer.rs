@@ -19,7 +19,7 @@ use super::header::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, Parsed, VERSI
 use super::map::Mapping;
 use super::metadata::Metadata;
 use super::value::{Value, ValueType};
-use super::{Header, MAX_DIMS};
+use super::{Header, MAX_DIMS, NOT_OF_A_FILE};
 
 /// An error of the writer.
 #[derive(Debug, Error)]
@@ -43,6 +43,8 @@ struct Tensor {
     dims: Vec<u64>,
     /// What its type is in the file.
     ggml_id: u32,
+    /// The type, where files do not have it: such a tensor can be described, and not written.
+    described: Option<DType>,
     /// From the start of the data.
     offset: u64,
     len: u64,
@@ -142,8 +144,8 @@ impl Writer {
         if !self.names.insert(name.into()) {
             return Err(WriteError::Duplicate { what: "tensor", name: name.into() });
         }
-        let ggml_id = dtype.layout().ggml_id.ok_or_else(|| bad("files of this kind do not have the type"))?;
-        self.tensors.push(Tensor { name: name.into(), dims: dims.into(), ggml_id, offset, len });
+        let (ggml_id, described) = dtype.layout().ggml_id.map_or((NOT_OF_A_FILE, Some(dtype)), |id| (id, None));
+        self.tensors.push(Tensor { name: name.into(), dims: dims.into(), ggml_id, described, offset, len });
         Ok(self.tensors.len() - 1)
     }
 
@@ -156,6 +158,10 @@ impl Writer {
 
     /// Writes the header and makes room for the data, which is zeros until it is written.
     pub fn create(self, path: impl AsRef<Path>) -> Result<Body, WriteError> {
+        if let Some((tensor, dtype)) = self.tensors.iter().find_map(|t| Some((t, t.described?))) {
+            let (name, dims, problem) = (tensor.name.clone(), tensor.dims.clone(), "no GGUF file has the type");
+            return Err(WriteError::Shape { name, dims, dtype, problem });
+        }
         let path = path.as_ref().to_path_buf();
         let mut partial = path.clone().into_os_string();
         partial.push(".partial");
@@ -173,9 +179,13 @@ impl Writer {
 
     /// What the file would say, without a file: read back as any other header is.
     pub fn describe(self) -> Result<Header, GgufError> {
+        let described: Vec<Option<DType>> = self.tensors.iter().map(|tensor| tensor.described).collect();
         let (header, _, file_len) = self.encode_header();
         let malformed = |fault| GgufError::Malformed { path: "a model that is only described".into(), fault };
-        let Parsed { entries, by_key, tensors, .. } = header::parse(&header, 0, file_len).map_err(malformed)?;
+        let Parsed { entries, by_key, mut tensors, .. } = header::parse(&header, 0, file_len).map_err(malformed)?;
+        for (tensor, dtype) in tensors.iter_mut().zip(described) {
+            tensor.presented = dtype;
+        }
         let by_name = sorted(&tensors, |t| &t.name);
         let by_name = by_name.map_err(|t| malformed(Fault::DuplicateTensor(t.name.to_string())))?;
         let metadata = Metadata::new(Arc::new(Mapping::Header(header)), entries, by_key);

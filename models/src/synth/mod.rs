@@ -6,6 +6,7 @@
 //! The bytes follow from the options alone: every piece of a tensor has its own generator, so neither the number of
 //! threads nor their order shows.
 
+mod checkpoint;
 mod drafter;
 mod error;
 mod fill;
@@ -33,6 +34,7 @@ use inventory::{Fill, Massive};
 use random::Lanes;
 use types::name_in_layer;
 
+pub use checkpoint::{Form, write as write_checkpoint};
 pub use error::SynthError;
 pub use inventory::TensorSpec;
 pub use preset::Preset;

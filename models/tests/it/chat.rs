@@ -346,3 +346,16 @@ fn what_is_quoted_never_becomes_a_marker() {
         (Some(106), None, None)
     );
 }
+
+/// Published templates are known by their texts, and an early one as such.
+#[test]
+fn published_templates_are_known() {
+    let Some(folder) = golden::folder() else { return };
+    let template = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let vocabulary = Gguf::open(folder.join("ggml-vocab-gemma-4.gguf")).unwrap();
+    let early = vocabulary.metadata().str("tokenizer.chat_template").unwrap().to_owned();
+    let texts = [template("google-gemma-4-31B-it.jinja"), template("google-gemma-4-31B-it-interleaved.jinja"), early];
+    let known = texts.each_ref().map(|text| gemma4c_models::chat::known(text).map(|known| known.is_old));
+    assert_eq!(known, [Some(false), Some(false), Some(true)]);
+    assert_eq!(gemma4c_models::chat::known(&texts[0].replace("user", "human")), None);
+}

@@ -13,6 +13,7 @@ mod skipped;
 mod adapters;
 mod audio;
 mod chat;
+mod checkpoint;
 mod drafter;
 mod gguf_errors;
 mod gguf_golden;

@@ -12,6 +12,8 @@ use gemma4c_dsl::{DeviceDef, ElementType};
 
 use super::tile::{row_words, unit_at};
 use super::views::GemmRing;
+use crate::kernels::formats;
+use crate::kernels::formats::Picked;
 use crate::kernels::matvec::formats::half_in;
 use crate::kernels::product::decode::{decode, eight_bytes};
 use crate::kernels::product::fragments::{raw_pair, transpose_quad, word_in};
@@ -70,7 +72,13 @@ pub fn is_raw(dtype: DType, k: u32) -> bool {
 
 /// Whether a row of the type has an f16 scale for each 32 values, in whole words, and nothing else beside its codes.
 pub fn is_scaled(dtype: DType, k: u32) -> bool {
-    matches!(dtype, DType::Q8_0 | DType::Q4_0) && k.is_multiple_of(64)
+    let scaled = matches!(dtype, DType::Q8_0 | DType::Q4_0) || picked(dtype).is_some();
+    scaled && k.is_multiple_of(64)
+}
+
+/// What decodes the words that a lane picks out of codes of a type, where [`formats`] has it.
+fn picked(dtype: DType) -> Option<Picked> {
+    formats::of(dtype)?.picked
 }
 
 /// The function for a type's codes, to bf16, or to f16 where rows are scaled.
@@ -80,7 +88,11 @@ pub fn decode_of(dtype: DType, k: u32, to: ElementType) -> &'static DeviceDef {
         (DType::Q8_0, ElementType::F16) => halves_q8_0::DEF,
         (DType::Q4_0, _) if is_scaled(dtype, k) => raw_q4_0::DEF,
         (DType::Q8_0, _) if is_scaled(dtype, k) => raw_q8_0::DEF,
-        _ => decode(dtype),
+        _ => match picked(dtype).filter(|_| is_scaled(dtype, k)) {
+            Some(picked) if to == ElementType::F16 => picked.to_f16,
+            Some(picked) => picked.to_bf16,
+            None => decode(dtype),
+        },
     }
 }
 
@@ -166,7 +178,7 @@ pub fn decode_block<const UNIT: u32, const BF: bool>(ring: GemmRing, left: &mut 
 
 /// The left operands of all products of a step, of a type that is not RAW: lane s has unit s and, where units have 16
 /// values, s + 4. A collective of the warp.
-#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+#[device(thin(decode_thin_and_exchange), slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
 pub fn decode_and_exchange<const UNIT: u32>(
     ring: GemmRing,
     sides: &Regs<U32x4>,
@@ -189,6 +201,32 @@ pub fn decode_and_exchange<const UNIT: u32>(
                     let product = if UNIT == 32 { s * 2 + part / 2 } else { l * 4 + s };
                     left[product * 4 + part % 2 * 2 + i] = word_in(eight, s);
                 }
+            }
+        }
+    }
+}
+
+/// The same of units of 8 bytes: lane s has unit s.
+#[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
+pub fn decode_thin_and_exchange<const UNIT: u32>(
+    ring: GemmRing,
+    sides: &Regs<U32x4>,
+    rows: U32x2,
+    left: &mut Regs<u32>,
+    step: u32,
+    k: u32,
+) {
+    #[unroll]
+    for i in 0u32..2 {
+        let two = load::<U32x2>(ring.codes, i * 8 * row_words(UNIT));
+        let codes = u32x4(two.x, two.y, 0, 0);
+        let unit = unit_at(if i == 0 { rows.x } else { rows.y }, step, 0, k);
+        #[unroll]
+        for part in 0u32..4 {
+            let eight = transpose_quad(decode(codes, sides[i], unit, part));
+            #[unroll]
+            for s in 0u32..4 {
+                left[(s * 2 + part / 2) * 4 + part % 2 * 2 + i] = word_in(eight, s);
             }
         }
     }

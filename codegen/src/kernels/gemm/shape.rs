@@ -142,8 +142,9 @@ impl Gemm {
     /// The lowest tile that holds the rows, with as many slices in a block as four warps can have.
     fn shape_by_warps(&self, rows: u32, cluster: u32, target: &Target) -> Shape {
         let slices = self.slices();
+        let tables = decode_of(self.dtype, self.k, self.operands).table_bytes();
         let fits = |shape: &Shape| {
-            shape.stages * shape.shared_bytes_of_step(self.dtype) <= target.shared_bytes_per_block - 1024
+            shape.stages * shape.shared_bytes_of_step(self.dtype) + tables <= target.shared_bytes_per_block - 1024
         };
         let shape = |height: u32| {
             let wanted = if height <= 16 { slices.min(4) } else { 1 };
@@ -174,7 +175,9 @@ impl Gemm {
             let registers = height / 2 + 32 + OTHER_REGISTERS;
             let shape = Shape { rows: height, across, held: 1, stages: 0, x_stages, resident };
             let bytes = (target.shared_bytes_per_multiprocessor / resident - 1024).min(target.shared_bytes_per_block);
-            let stages = bytes.checked_sub(x_stages * height * 256 + 1024)? / shape.code_bytes_of_step(self.dtype);
+            let tables = decode_of(self.dtype, self.k, self.operands).table_bytes();
+            let beside = x_stages * height * 256 + 1024 + tables;
+            let stages = bytes.checked_sub(beside)? / shape.code_bytes_of_step(self.dtype);
             let fits = stages >= 3 && (across + 1) * 32 * resident * registers <= REGISTERS && across <= x_stages * 4;
             fits.then_some(Shape { stages: stages.min(MOST_STAGES), ..shape })
         };

@@ -29,7 +29,7 @@ pub fn own_rows<const GEGLU: bool>(output: u32, first: u32, outputs: u32) -> U32
 
 /// Where a lane copies the weights of its rows from: for each, words of codes (0, 1) and the row's last unit (2, 3);
 /// scales (4), of which it brings one word, and their row's last (5). Steps begin at `step`.
-#[device]
+#[device(thin(aim_thin_rows))]
 pub fn aim_own_rows<const UNIT: u32, const SCALED: bool>(aim: &mut Regs<u32>, rows: U32x2, step: u32, k: u32) {
     let quad = lane_id() % 4;
     let start = (step * (128 / UNIT) + quad) * 4;
@@ -45,6 +45,16 @@ pub fn aim_own_rows<const UNIT: u32, const SCALED: bool>(aim: &mut Regs<u32>, ro
     }
 }
 
+/// The same of units of 8 bytes, two in what a lane copies: the first two lanes of a quad have a step's four.
+#[device]
+pub fn aim_thin_rows(aim: &mut Regs<u32>, rows: U32x2, step: u32, k: u32) {
+    let start = step * 8 + lane_id() % 2 * 4;
+    aim[0u32] = rows.x * (k / 16) + start;
+    aim[1u32] = rows.y * (k / 16) + start;
+    aim[2u32] = (rows.x + 1) * (k / 16) - 4;
+    aim[3u32] = (rows.y + 1) * (k / 16) - 4;
+}
+
 /// A warp's part of the first stage.
 #[device]
 pub fn warp_ring<const UNIT: u32, const SCALED: bool>(codes: Shared<u32>, scales: Shared<u32>) -> GemmRing {
@@ -55,15 +65,21 @@ pub fn warp_ring<const UNIT: u32, const SCALED: bool>(codes: Shared<u32>, scales
 }
 
 /// A warp's ring from where a lane copies its quarter of two rows to.
-#[device]
+#[device(thin(copied_thin_place))]
 pub fn copied_place<const UNIT: u32, const SCALED: bool>(ring: GemmRing) -> GemmRing {
     let quad = lane_id() % 4;
     let scale = (quad / 2 * 8 + lane_id() / 4) * 2 + quad % 2;
     staged(ring, lane_id() / 4 * row_words(UNIT) + quad * 4, if SCALED { scale } else { 0 })
 }
 
-/// A warp's ring from where a lane reads what it decodes: the words that have its values, or a unit.
+/// The same of units of 8 bytes.
 #[device]
+pub fn copied_thin_place<const UNIT: u32>(ring: GemmRing) -> GemmRing {
+    staged(ring, lane_id() / 4 * row_words(UNIT) + lane_id() % 2 * 4, 0)
+}
+
+/// A warp's ring from where a lane reads what it decodes: the words that have its values, or a unit.
+#[device(thin(read_thin_place))]
 pub fn read_place<const UNIT: u32, const RAW: bool, const SCALED: bool>(ring: GemmRing) -> GemmRing {
     let quad = lane_id() % 4;
     let mut word = quad * 4;
@@ -71,6 +87,12 @@ pub fn read_place<const UNIT: u32, const RAW: bool, const SCALED: bool>(ring: Ge
         word = if UNIT >= 16 { quad / 2 } else { quad * (8 / UNIT) };
     }
     staged(ring, lane_id() / 4 * row_words(UNIT) + word, if SCALED { lane_id() / 4 * 2 } else { 0 })
+}
+
+/// The same of units of 8 bytes.
+#[device]
+pub fn read_thin_place<const UNIT: u32>(ring: GemmRing) -> GemmRing {
+    staged(ring, lane_id() / 4 * row_words(UNIT) + lane_id() % 4 * 2, 0)
 }
 
 /// The ring from so many words of codes and scales on: a stage.
@@ -81,7 +103,7 @@ pub fn staged(ring: GemmRing, codes: u32, scales: u32) -> GemmRing {
 
 /// Issues the copies of a step's codes and scales to `ring`, a [`copied_place`] of a stage, where that step is
 /// `wanted`, and moves on to the next. Past the end of a row its last unit stands for those that there are not.
-#[device]
+#[device(thin(copy_thin_weights))]
 pub fn copy_weights<const UNIT: u32, const SCALED: bool, const WHOLE: bool>(
     weights: GemmWeights,
     ring: GemmRing,
@@ -106,6 +128,19 @@ pub fn copy_weights<const UNIT: u32, const SCALED: bool, const WHOLE: bool>(
     aim[0u32] += 512 / UNIT;
     aim[1u32] += 512 / UNIT;
     aim[4u32] += 2;
+}
+
+/// The same of units of 8 bytes. Past the end of a row its last two stand for those that there are not.
+#[device]
+pub fn copy_thin_weights<const UNIT: u32>(weights: GemmWeights, ring: GemmRing, aim: &mut Regs<u32>, wanted: bool) {
+    if wanted && lane_id() % 4 < 2 {
+        #[unroll]
+        for i in 0u32..2 {
+            cp_async16(ring.codes, i * 8 * row_words(UNIT), weights.codes, aim[i].min(aim[i + 2]));
+        }
+    }
+    aim[0u32] += 8;
+    aim[1u32] += 8;
 }
 
 /// Unit `l * 4 + q` of a step of a row: the last one stands for those past the end.

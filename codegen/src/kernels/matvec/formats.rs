@@ -13,30 +13,18 @@
 //! sum of all 32. In float formats they are four activations each.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Filled;
 use gemma4c_dsl::prelude::*;
 
 use super::parts::{Unit, UnitActivations};
-use gemma4c_dsl::{DeviceDef, Filled};
+use crate::kernels::formats;
+pub use crate::kernels::formats::description::Format;
+pub use crate::kernels::formats::pieces::{
+    dot_nibbles, dot16, finish, finish_with_minimum, half_in, high_nibbles, low_nibbles, no_two_dots, side_half,
+    side_half_pair, side_q8_0,
+};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
-
-/// `sum` plus sixteen products of signed bytes.
-#[device]
-pub fn dot16(a: U32x4, b: U32x4, sum: i32) -> i32 {
-    dp4a(a.w, b.w, dp4a(a.z, b.z, dp4a(a.y, b.y, dp4a(a.x, b.x, sum))))
-}
-
-/// Elements 0 to 15 of a group of nibbles, a byte each.
-#[device]
-pub fn low_nibbles(codes: U32x4) -> U32x4 {
-    u32x4(codes.x & 0x0f0f0f0f, codes.y & 0x0f0f0f0f, codes.z & 0x0f0f0f0f, codes.w & 0x0f0f0f0f)
-}
-
-/// Elements 16 to 31 of a group of nibbles, a byte each.
-#[device]
-pub fn high_nibbles(codes: U32x4) -> U32x4 {
-    low_nibbles(u32x4(codes.x >> 4, codes.y >> 4, codes.z >> 4, codes.w >> 4))
-}
 
 /// Bits 0 to 3 of `bits`, at bit 4 of the four bytes.
 #[device]
@@ -55,37 +43,11 @@ pub fn with_fifth_bits(nibbles: U32x4, bits: u32) -> U32x4 {
     )
 }
 
-/// 32 products of codes of four bits, plus `sum`. The upper halves of bytes are multiplied where they lie, as sixteen times what they are: one shift for all of them.
-#[device]
-pub fn dot_nibbles(codes: U32x4, low: U32x4, high: U32x4, sum: i32) -> i32 {
-    let upper = dp4a_unsigned(codes.y & 0xf0f0f0f0, high.y, dp4a_unsigned(codes.x & 0xf0f0f0f0, high.x, 0));
-    let all_upper = dp4a_unsigned(codes.w & 0xf0f0f0f0, high.w, dp4a_unsigned(codes.z & 0xf0f0f0f0, high.z, upper));
-    dot16(low_nibbles(codes), low, sum) + (all_upper >> 4)
-}
-
 /// 32 products of codes of five bits, plus `sum`.
 #[device]
 pub fn dot_five_bits(codes: U32x4, bits: u32, low: U32x4, high: U32x4, sum: i32) -> i32 {
     let upper = with_fifth_bits(high_nibbles(codes), bits >> 16);
     dot16(upper, high, dot16(with_fifth_bits(low_nibbles(codes), bits), low, sum))
-}
-
-/// The 16-bit float of a word of two.
-#[device]
-pub fn half_in(word: u32, index: u32) -> f32 {
-    f16_lo(word >> (index % 2 * 16))
-}
-
-/// `total` plus the product of a unit, of which `dot` is the integer part: `factor * scale * dot`.
-#[device]
-pub fn finish(dot: f32, factors: U32x4, scale: f32, total: f32) -> f32 {
-    dot.mul_add(f32::from_bits(factors.x) * scale, total)
-}
-
-/// `total` plus the product of a unit with a minimum: `scale * (factor * dot + minimum * sum)`.
-#[device]
-pub fn finish_with_minimum(dot: f32, factors: U32x4, sum: i32, scale: f32, total: f32) -> f32 {
-    dot.mul_add(f32::from_bits(factors.x) * scale, (sum as f32).mul_add(f32::from_bits(factors.y) * scale, total))
 }
 
 /// Four of the sixteen levels of the IQ4 formats, by the four nibbles of the low half of `codes`.
@@ -113,12 +75,6 @@ pub fn dot_levels4(codes: u32, low: u32, high: u32, sum: i32) -> i32 {
 }
 
 // ---- integer formats ------------------------------------------------------------------------------------------------
-
-/// The word that holds the half of a unit of 16 values: four units to a word.
-#[device]
-pub fn side_q8_0(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales.offset(unit / 4)[more / 4], 0, 0, 0)
-}
 
 #[device]
 pub fn factors_q8_0(side: U32x4, number: u32) -> U32x4 {
@@ -149,18 +105,6 @@ pub fn two_dots_q8_0(first: Unit, second: Unit, number: u32, x: UnitActivations,
     finish((own + other) as f32, factors_q8_0(side, number), x.scale, total)
 }
 
-/// No type's lanes are joined that has this.
-#[device]
-pub fn no_two_dots(first: Unit, second: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    total
-}
-
-/// One half a unit.
-#[device]
-pub fn side_half(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales.offset(unit / 2)[more / 2], 0, 0, 0)
-}
-
 #[device]
 pub fn factors_half(side: U32x4, number: u32) -> U32x4 {
     u32x4(half_in(side.x, number).to_bits(), 0, 0, 0)
@@ -175,12 +119,6 @@ pub fn dot_q4_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 #[device]
 pub fn dot_iq4_nl(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
     finish(dot_levels(unit.codes, x.low, x.high) as f32, factors_half(unit.side, number), x.scale, total)
-}
-
-/// Scale and minimum, a half each.
-#[device]
-pub fn side_half_pair(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales.offset(unit)[more], 0, 0, 0)
 }
 
 #[device]
@@ -344,30 +282,6 @@ pub fn dot_bf16(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 
-/// How a type is multiplied.
-#[derive(Clone, Copy, Debug)]
-pub struct Format {
-    /// Values of a unit.
-    pub unit: u32,
-    /// Activations are int8, else f32.
-    pub integer: bool,
-    /// It needs the sum of a group's codes: it has a minimum or a zero point.
-    pub summed: bool,
-    /// Registers that a unit on its way takes beside its codes.
-    pub side_words: u32,
-    /// Units that share a word beside them, at most.
-    pub units_beside: u32,
-    pub side: &'static DeviceDef,
-    /// The product of a unit by itself.
-    pub dot: &'static DeviceDef,
-    /// The product of a unit where neighbouring lanes have neighbouring units.
-    pub lane_dot: &'static DeviceDef,
-    /// The products of the units of two rows, each for one of two lanes that are joined.
-    pub two_dots: &'static DeviceDef,
-    /// Two units are a block with one scale, and `lane_dot` adds the dots of both as integers.
-    pub joined: bool,
-}
-
 /// The format of a type.
 pub fn format(dtype: DType) -> Format {
     let units_beside = match dtype {
@@ -376,7 +290,7 @@ pub fn format(dtype: DType) -> Format {
         DType::Q8_0 => 4,
         DType::Q4K | DType::Q5K => 8,
         DType::Q6K | DType::IQ4XS => 16,
-        _ => no_kernels(dtype),
+        _ => return formats::of(dtype).unwrap_or_else(|| no_kernels(dtype)).matvec,
     };
     let format = |unit, integer, side_words, side, dot| Format {
         unit,
@@ -386,6 +300,7 @@ pub fn format(dtype: DType) -> Format {
         units_beside,
         side,
         dot,
+        fine_dot: dot,
         lane_dot: dot,
         two_dots: no_two_dots::DEF,
         joined: false,
@@ -416,7 +331,12 @@ pub fn format(dtype: DType) -> Format {
 
 /// Types that have no kernels yet: lowering refuses them first.
 pub fn has_kernels(dtype: DType) -> bool {
-    dtype as usize <= DType::IQ4XS as usize
+    dtype as usize <= DType::IQ4XS as usize || formats::of(dtype).is_some()
+}
+
+/// All types that have kernels, in the order of the table.
+pub fn types_with_kernels() -> impl Iterator<Item = DType> + Clone {
+    DType::ALL.into_iter().filter(|dtype| has_kernels(*dtype))
 }
 
 pub fn no_kernels(dtype: DType) -> ! {
@@ -437,6 +357,6 @@ pub fn side_arguments<M>(dtype: DType, plane: impl Fn(&'static str) -> M) -> Fil
         DType::Q5K => side_q5_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         DType::Q6K => side_q6_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
         DType::IQ4XS => side_iq4_xs::Arguments { scales: scales(), supers: supers() }.into(),
-        _ => no_kernels(dtype),
+        _ => formats::side_arguments(dtype, &plane).unwrap_or_else(|| no_kernels(dtype)),
     }
 }

@@ -195,7 +195,11 @@ impl Product {
             RAGGED: self.is_even(shape) && self.is_ragged(shape),
             EPSILON: self.epsilon,
             side: format.side,
-            dot: if self.is_joined() { format.lane_dot } else { format.dot },
+            dot: match (self.is_joined(), self.unbounded) {
+                (true, _) => format.lane_dot,
+                (false, true) => format.fine_dot,
+                (false, false) => format.dot,
+            },
             two_dots: format.two_dots,
             ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
             ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },

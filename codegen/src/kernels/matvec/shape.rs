@@ -130,7 +130,7 @@ fn of_eight_lanes(product: &Product, blocks: Option<(u32, u32)>, target: &Target
     let is_alike = product.is_stretched() && !product.is_joined() && product.prologue.is_normed();
     let rows = if product.geglu { 2 } else { 1 };
     let (warps, depth) = (FEWEST_OF_FEW, units / 8);
-    let fits = rows * depth * (4 + format.side_words) <= registers_ahead(warps).min(MOST_OF_WHOLE);
+    let fits = rows * depth * format.words() <= registers_ahead(warps).min(MOST_OF_WHOLE);
     let tiles = product.outputs.div_ceil(4);
     let is_few = product.geglu || tiles <= warps * multiprocessors;
     let (blocks, share) = blocks.unwrap_or((tiles.div_ceil(warps).min(multiprocessors), 0));
@@ -155,7 +155,9 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let steps = units.div_ceil(lanes);
     let bytes = product.dtype.row_bytes(product.k.into()).unwrap_or(0) * product.rows();
     let is_normed = product.prologue.is_normed();
-    let (words, registers) = (4 + format.side_words, registers_ahead);
+    let (words, registers) = (format.words(), registers_ahead);
+    // Bytes that a warp asks for with one load of codes.
+    let of_a_load = 32 * 4 * format.code_words();
     // Of a short product two whole rows are on their way to a lane. What takes more instructions a byte than joined lanes do should not have long rows on few SMs.
     let two_at_most = if product.is_joined() { registers(FEWEST_OF_FEW) } else { REGISTERS.2 };
     let is_little = bytes as f64 <= SHORT * target.bandwidth && 2 * steps * words <= two_at_most;
@@ -214,7 +216,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         // As few warps as have enough whole rows on their way.
         let whole = |enough: u32| {
             let room = |warps: u32| registers(warps).min(MOST_OF_WHOLE);
-            let has = |warps: &u32| rows * steps * warps * 512 >= enough && rows * steps * words <= room(*warps);
+            let has = |warps: &u32| rows * steps * warps * of_a_load >= enough && rows * steps * words <= room(*warps);
             MANY_WARPS.into_iter().rev().find(has)
         };
         let two_of_whole = whole(ENOUGH_BYTES).or_else(with_whole_chunks);
@@ -244,7 +246,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
         let blocks = groups.as_ref().map_or(tiles.div_ceil(warps).min(multiprocessors), |groups| groups.blocks);
-        let in_flight = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
+        let in_flight = tiles.min(blocks * warps) * rows * depth * of_a_load / multiprocessors;
         // Of one round, SMs without a block cost little: the others' weights are all on their way at once. Of a short product they cost nothing.
         let of_one_round = if is_short && blocks <= taken_by_short { 1.0 } else { 0.9 };
         let is_one_round = tiles <= blocks * warps;
@@ -265,7 +267,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     ranked.sort_by(|a, b| b.suits.cmp(&a.suits).then(b.score().total_cmp(&a.score())));
     let of_groups = groups.as_ref().map(|groups| (groups.blocks, groups.share));
     if let Some(shape) = of_eight_lanes(product, of_groups, target) {
-        let in_flight = shape.blocks * shape.warps * shape.rows * shape.depth * 512 / multiprocessors;
+        let in_flight = shape.blocks * shape.warps * shape.rows * shape.depth * of_a_load / multiprocessors;
         ranked.insert(0, Ranked { shape, in_flight, busy: 1.0, suits: true });
     }
     if ranked.is_empty() {

@@ -155,5 +155,5 @@ impl Spread {
 /// Units of each of a lane's rows that are in flight: as many as registers hold, and no more than a row has.
 fn depth(format: Format, rows: u32, units: u32, spread: Spread) -> u32 {
     let registers = (REGISTERS.0 / (spread.warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
-    (registers / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32).max(1))
+    (registers / (format.words() * rows)).clamp(1, units.div_ceil(32).max(1))
 }

@@ -344,6 +344,9 @@ impl Step {
             _ if self.cluster_size < MOST_CLUSTER_BLOCKS => Some("the GPU has no clusters of 16"),
             _ if !format(self.gate).integer || !format(self.projection).integer => Some("its weights are floats"),
             Step { width, inputs, .. } if width % 32 > 0 || inputs % 32 > 0 => Some("its rows are not whole groups"),
+            _ if format(self.gate).side.thin != format(self.projection).side.thin => {
+                Some("its weights have units of 8 bytes and of 16")
+            }
             _ if !(1..=32).contains(&lanes) || !lanes.is_power_of_two() => Some("a warp cannot share its rows out"),
             _ => None,
         }
@@ -381,7 +384,7 @@ impl Step {
                 PIECES: self.width.div_ceil(self.warps() * 128),
             },
             gate_side: gate.side,
-            gate_dot: gate.dot,
+            gate_dot: gate.fine_dot,
             side: projection.side,
             dot: projection.lane_dot,
         }

@@ -7,76 +7,13 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
-use super::fragments::raw_pair;
+use crate::kernels::formats;
+pub use crate::kernels::formats::pieces::{
+    byte_less, eight_bytes, lifted_pair, lifted8, part_nibbles, part_words, scaled_pair, scaled8,
+};
 use crate::kernels::matvec::formats::{half_in, iq4_levels, no_kernels, spread_bits};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
-
-/// Byte `index` of a word, less `zero`.
-#[device]
-pub fn byte_less(word: u32, index: u32, zero: f32) -> f32 {
-    f32::from_bits(byte_perm(word, 0x4b000000, 0x7440 | index)) - (8388608.0 + zero)
-}
-
-/// Two bytes of a word as bf16: `(byte - zero) * factor`.
-#[device]
-pub fn scaled_pair(word: u32, index: u32, zero: f32, factor: f32) -> u32 {
-    pack_bf16(byte_less(word, index, zero) * factor, byte_less(word, index + 1, zero) * factor)
-}
-
-/// Two bytes of a word as bf16: `byte * factor + minimum`.
-#[device]
-pub fn lifted_pair(word: u32, index: u32, factor: f32, minimum: f32) -> u32 {
-    pack_bf16(byte_less(word, index, 0.0) * factor + minimum, byte_less(word, index + 1, 0.0) * factor + minimum)
-}
-
-/// Eight bytes as bf16: `(byte - zero) * factor`.
-#[device]
-pub fn scaled8(bytes: U32x2, zero: f32, factor: f32) -> U32x4 {
-    u32x4(
-        scaled_pair(bytes.x, 0, zero, factor),
-        scaled_pair(bytes.x, 2, zero, factor),
-        scaled_pair(bytes.y, 0, zero, factor),
-        scaled_pair(bytes.y, 2, zero, factor),
-    )
-}
-
-/// Eight bytes as bf16: `byte * factor + minimum`.
-#[device]
-pub fn lifted8(bytes: U32x2, factor: f32, minimum: f32) -> U32x4 {
-    u32x4(
-        lifted_pair(bytes.x, 0, factor, minimum),
-        lifted_pair(bytes.x, 2, factor, minimum),
-        lifted_pair(bytes.y, 0, factor, minimum),
-        lifted_pair(bytes.y, 2, factor, minimum),
-    )
-}
-
-/// The words that hold elements `8 * part` and on of a group of nibbles: in their lower nibbles for the first two parts, in
-/// their upper ones for the others.
-#[device]
-pub fn part_words(codes: U32x4, part: u32) -> U32x2 {
-    if part % 2 == 0 { u32x2(codes.x, codes.y) } else { u32x2(codes.z, codes.w) }
-}
-
-/// Eight nibbles, a byte each.
-#[device]
-pub fn part_nibbles(codes: U32x4, part: u32) -> U32x2 {
-    let words = part_words(codes, part);
-    u32x2(words.x >> (part / 2 * 4) & 0x0f0f0f0f, words.y >> (part / 2 * 4) & 0x0f0f0f0f)
-}
-
-/// Eight bytes as bf16, `(byte - zero) * factor`, one fma each.
-#[device]
-pub fn eight_bytes(bytes: U32x2, zero: f32, factor: f32) -> U32x4 {
-    let offset = -(32768.0 + zero) * factor;
-    u32x4(
-        raw_pair(bytes.x, 0, factor, offset),
-        raw_pair(bytes.x, 2, factor, offset),
-        raw_pair(bytes.y, 0, factor, offset),
-        raw_pair(bytes.y, 2, factor, offset),
-    )
-}
 
 #[device]
 pub fn decode_q8_0_by_fma(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4 {
@@ -204,6 +141,6 @@ pub fn decode(dtype: DType) -> &'static DeviceDef {
         DType::Q6K => decode_q6_k::DEF,
         DType::IQ4NL => decode_iq4_nl::DEF,
         DType::IQ4XS => decode_iq4_xs::DEF,
-        _ => no_kernels(dtype),
+        _ => formats::of(dtype).unwrap_or_else(|| no_kernels(dtype)).decode,
     }
 }

@@ -223,6 +223,7 @@ pub fn store_across<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Flo
 pub fn product_decoding<
     const UNIT: u32,
     const RAW: bool,
+    const BRAIN: bool,
     const DEPTH: u32,
     const WARPGROUPS: u32,
     const ROWS: u32,

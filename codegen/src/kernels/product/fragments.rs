@@ -1,10 +1,13 @@
 //! Codes of weights in the registers of a warpgroup to the left operands of its products.
 //!
 //! A tensor core wants pairs of neighbouring values, spread over the four lanes of a quad; a lane loads 16 bytes in a row. The quad therefore transposes: codes before
-//! they are decoded, where a type's codes allow it (RAW), which is half the shuffles; else the values.
+//! they are decoded, where a type's codes allow it (RAW), which is half the shuffles; else the values. The scales of RAW types are f16 or,
+//! BRAIN, bfloat16.
 
 use gemma4c_dsl::prelude::*;
 
+use crate::kernels::formats::factors::brain_in;
+pub use crate::kernels::formats::pieces::raw_pair;
 use crate::kernels::matvec::formats::half_in;
 
 /// Words i of the four lanes of a quad to lane i: lane s's becomes word s. A collective of the warp.
@@ -37,18 +40,9 @@ pub fn word_in(words: U32x4, index: u32) -> u32 {
     }
 }
 
-/// Bytes `at` and `at + 1` of a word as bf16, `byte * factor + offset`, where the offset takes off 2^15 and the zero point: a byte becomes a float
-/// without a conversion, as the second byte of 2^15 + n, and everything is exact until it is rounded.
-#[device]
-pub fn raw_pair(word: u32, at: u32, factor: f32, offset: f32) -> u32 {
-    let low = f32::from_bits(byte_perm(word, 0x47000000, 0x7404 | at << 4));
-    let high = f32::from_bits(byte_perm(word, 0x47000000, 0x7404 | (at + 1) << 4));
-    pack_bf16(low.mul_add(factor, offset), high.mul_add(factor, offset))
-}
-
 /// Decodes a step, from part `from` of the registers to the left operands of its four products, half `half` of all. A collective of the warp.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn decode_step<const UNIT: u32, const RAW: bool>(
+pub fn decode_step<const UNIT: u32, const RAW: bool, const BRAIN: bool>(
     held: &mut Regs<U32x4>,
     beside: &mut Regs<U32x4>,
     units: &mut Regs<u32>,
@@ -64,7 +58,8 @@ pub fn decode_step<const UNIT: u32, const RAW: bool>(
         let zero = if UNIT == 16 { 32768.0f32 + 128.0f32 } else { 32768.0f32 + 8.0f32 };
         #[unroll]
         for i in 0u32..4 {
-            factors[i] = half_in(beside[from * 4 + i / 2].x, i % 2);
+            let word = beside[from * 4 + i / 2].x;
+            factors[i] = if BRAIN { brain_in(word, i % 2) } else { half_in(word, i % 2) };
             offsets[i] = -zero * factors[i];
         }
         #[unroll]

@@ -23,6 +23,7 @@ use super::decode::{decode, decode_q8_0_by_fma, eight_bytes, part_nibbles};
 use super::decoding::store_across;
 use super::ring::multiply_ring;
 use super::wgmma::{tile_place, tile_rows};
+use crate::kernels::formats;
 use crate::kernels::matvec::formats::half_in;
 
 #[device]
@@ -35,7 +36,7 @@ pub fn decode_of_team(dtype: DType) -> &'static DeviceDef {
     match dtype {
         DType::Q8_0 => decode_q8_0_by_fma::DEF,
         DType::Q4_0 => decode_q4_0_by_fma::DEF,
-        _ => decode(dtype),
+        _ => formats::of(dtype).map_or_else(|| decode(dtype), |kernels| kernels.decode_by_fma),
     }
 }
 

@@ -4,6 +4,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
 use crate::arch::Arch;
+use crate::kernels::formats;
 use crate::kernels::matvec::formats::format;
 use crate::target::Target;
 
@@ -126,7 +127,8 @@ impl Source {
             Source::Planes(_) => 2 + 2 * Self::depth(tile),
         };
         // A KiB of shared memory of each block is the driver's, and a step's mbarriers are 16 bytes.
-        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024 - 16 * most;
+        let tables = if let Source::Planes(dtype) = self { decode(*dtype).table_bytes() } else { 0 };
+        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024 - 16 * most - tables;
         (bytes / self.step_bytes(tile)).min(most)
     }
 
@@ -353,8 +355,9 @@ impl WgmmaProduct {
             .build(),
             Source::Planes(dtype) => product_decoding::Chosen {
                 UNIT: format(dtype).unit,
-                // Their scales are f16, two to a step, and their codes are transposed as they lie.
-                RAW: matches!(dtype, DType::Q8_0 | DType::Q4_0),
+                // Their scales have 16 bits, two to a step, and their codes are transposed as they lie.
+                RAW: matches!(dtype, DType::Q8_0 | DType::Q4_0) || formats::is_centred(dtype),
+                BRAIN: formats::is_centred(dtype),
                 DEPTH: Source::depth(tile),
                 WARPGROUPS: warpgroups,
                 ROWS: tile.rows,

@@ -7,9 +7,13 @@
 //! the dot, and a subtraction gives the dot exactly.
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
+use crate::kernels::formats;
+pub use crate::kernels::formats::description::TensorFormat;
+pub use crate::kernels::formats::pieces::{
+    bytes_nibbles, bytes_q4_0, bytes_signed, start_biased, start_zero, whole_biased, whole_sixteenth,
+};
 use crate::kernels::matvec::formats::{
     factors_half, factors_half_pair, factors_iq4_xs, factors_k, factors_q6_k, factors_q8_0, iq4_levels, no_kernels,
     spread_bits,
@@ -17,30 +21,12 @@ use crate::kernels::matvec::formats::{
 
 // ---- signed bytes ---------------------------------------------------------------------------------------------------
 
-/// Bytes are what they are.
-#[device]
-pub fn bytes_signed(word: u32, side: U32x4, index: u32) -> U32x2 {
-    u32x2(word, 0)
-}
-
-/// Nibbles.
-#[device]
-pub fn bytes_nibbles(word: u32, side: U32x4, index: u32) -> U32x2 {
-    u32x2(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f)
-}
-
 /// Levels of the IQ4 formats.
 #[device]
 pub fn bytes_levels(word: u32, side: U32x4, index: u32) -> U32x2 {
     let first = iq4_levels(word);
     let second = iq4_levels(word >> 16);
     u32x2(byte_perm(first, second, 0x6420), byte_perm(first, second, 0x7531))
-}
-
-/// Sixteen times the nibbles less their zero point of 8: as the upper half of a byte a nibble is one exclusive or from it.
-#[device]
-pub fn bytes_q4_0(word: u32, side: U32x4, index: u32) -> U32x2 {
-    u32x2((word << 4 & 0xf0f0f0f0) ^ 0x80808080, word & 0xf0f0f0f0 ^ 0x80808080)
 }
 
 /// Nibbles with fifth bits, which are the side's second word.
@@ -84,29 +70,6 @@ pub fn bytes_q6_k(word: u32, side: U32x4, index: u32) -> U32x2 {
 
 // ---- dots -----------------------------------------------------------------------------------------------------------
 
-/// The bits of 12582912, 1.5 · 2^23: a float whose neighbours are integers.
-#[device]
-pub fn start_biased(sum: i32) -> i32 {
-    0x4b400000
-}
-
-#[device]
-pub fn start_zero(sum: i32) -> i32 {
-    0
-}
-
-/// A dot that started at the bias.
-#[device]
-pub fn whole_biased(first: i32, second: i32, factors: U32x4) -> f32 {
-    f32::from_bits(first as u32) - 12582912.0
-}
-
-/// The same of sixteen times the dot: 786432 is the sixteenth of the bias, and the result an integer, so nothing is rounded.
-#[device]
-pub fn whole_sixteenth(first: i32, second: i32, factors: U32x4) -> f32 {
-    f32::from_bits(first as u32).mul_add(0.0625, -786432.0)
-}
-
 /// Two dots by integers of their own.
 #[device]
 pub fn whole_q6_k(first: i32, second: i32, factors: U32x4) -> f32 {
@@ -120,30 +83,6 @@ pub fn whole_iq4_xs(first: i32, second: i32, factors: U32x4) -> f32 {
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-
-/// How tensor cores multiply a type.
-#[derive(Clone, Copy, Debug)]
-pub struct TensorFormat {
-    pub bytes: &'static DeviceDef,
-    pub start: &'static DeviceDef,
-    pub whole: &'static DeviceDef,
-    pub factors: &'static DeviceDef,
-    /// Pieces of 16 bytes of a unit of 32 values.
-    pub parts: u32,
-    /// Sums of a stretch of units: a unit's is the one of its number modulo this. As many as lanes, or pairs of lanes, have a row of their own.
-    pub classes: u32,
-    /// The halves of a unit are two dots.
-    pub halves: bool,
-    /// It has a minimum, by the sum of the activations.
-    pub minimum: bool,
-    /// Pieces to a word of the planes `scales` and `supers`; 0 without such a plane.
-    pub scales: u32,
-    pub supers: u32,
-    /// Words of the plane `high` to a piece.
-    pub high: u32,
-    /// Pieces after which `factors` picks the same parts of words again.
-    pub period: u32,
-}
 
 impl TensorFormat {
     /// Words that lie beside a piece.
@@ -219,7 +158,7 @@ impl TensorFormat {
                 period: 16,
                 ..biased
             },
-            _ => no_kernels(dtype),
+            _ => return formats::of(dtype).unwrap_or_else(|| no_kernels(dtype)).tensor,
         })
     }
 }

@@ -256,7 +256,11 @@ impl Product {
                 SEPARATE: self.order == SumOrder::Down,
                 JOINED: self.is_joined(),
                 side: format.side,
-                dot: if self.is_joined() { format.lane_dot } else { format.dot },
+                dot: match (self.is_joined(), self.is_fine()) {
+                    (true, _) => format.lane_dot,
+                    (false, true) => format.fine_dot,
+                    (false, false) => format.dot,
+                },
                 join,
                 epilogue: self.one.epilogue.clone(),
             }

@@ -103,12 +103,13 @@ impl Cores {
             (true, false) => of.k + of.k / 32 * 8,
             (false, _) => of.k * 4,
         };
-        let fits = |tile: &u32| tile * (row_bytes + 4) + 64 <= target.shared_bytes_per_block;
+        let beside = 64 + format.dot.table_bytes();
+        let fits = |tile: &u32| tile * (row_bytes + 4) + beside <= target.shared_bytes_per_block;
         let needed = product.rows.next_power_of_two();
         let tile = CORE_TILES.into_iter().filter(|tile| *tile <= needed).find(fits).unwrap_or(1);
         let weight_rows = 2;
         let lane_outputs = if of.geglu { 1 } else { 2 };
-        let reach = (AHEAD_REGISTERS / (4 + format.side_words) / weight_rows).max(1);
+        let reach = (AHEAD_REGISTERS / format.words() / weight_rows).max(1);
         let steps = (of.k / format.unit).div_ceil(lanes);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
@@ -125,6 +126,10 @@ impl Tensor {
     pub fn choose(product: &Product, lanes: u32, target: &Target) -> Option<Tensor> {
         let of = &product.one;
         let weights = TensorFormat::of(of.dtype)?;
+        // Its kernels read units of 16 bytes.
+        if format(of.dtype).side.thin {
+            return None;
+        }
         if product.is_fine() || product.is_prepared() && !product.rows.is_multiple_of(8) {
             return None;
         }

@@ -172,7 +172,7 @@ impl Tiles {
         let busy = f64::from(self.blocks * row_tiles) / f64::from(target.multiprocessors.max(1));
         let share = busy.clamp(0.5, 1.0);
         let blocks = f64::from(self.own * self.step);
-        let of_piece = f64::from(16 + 4 * weights.side_words());
+        let of_piece = f64::from(if weights.bytes.thin { 8 } else { 16 } + 4 * weights.side_words());
         let bytes = blocks * f64::from(weights.parts * self.groups * WARP_ROWS) * of_piece;
         let moved = if self.resident { 0.0 } else { blocks * f64::from(self.tile() * 36) };
         // Blocks of other rows find the weights in L2.
@@ -202,7 +202,8 @@ impl Tiles {
             0
         };
         // Each of the arrays is aligned; barriers of the stages and tiles.
-        held + ring + activations + sums + self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024
+        let beside = self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024;
+        held + ring + activations + sums + beside + weights.bytes.table_bytes()
     }
 
     /// `tiles of 32 rows by 32 of weights …`.

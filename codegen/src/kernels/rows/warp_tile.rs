@@ -42,7 +42,7 @@ pub fn left_of<const PARTS: u32>(raw: U32x4, odd: bool, lower_side: U32x4, upper
 
 /// Adds the products of CLASSES neighbouring blocks, of which the first is block `number` of a row; of a stretch that ends within them there are `left`. The memory is that of the lane: where it
 /// reads its part of the first block from, so that all else is constant.
-#[device(slots(
+#[device(thin(multiply_thin_turn), slots(
     bytes(word: u32, side: U32x4, index: u32) -> U32x2,
     start(sum: i32) -> i32,
     whole(first: i32, second: i32, factors: U32x4) -> f32,
@@ -118,9 +118,101 @@ pub fn multiply_turn<
     }
 }
 
+/// The same of blocks with 8 bytes of codes, of which a lane reads all: what its four values are made of may be anywhere in them. `bytes` gets the first word, the second as what lies beside it last, and the block's number with
+/// the lane's index. Where a type has minima they are those of both halves, the upper four bits of a byte each: integers whose products with the activations tensor cores sum too.
+#[device(slots(
+    bytes(word: u32, side: U32x4, index: u32) -> U32x2,
+    start(sum: i32) -> i32,
+    whole(first: i32, second: i32, factors: U32x4) -> f32,
+    factors(side: U32x4, number: u32) -> U32x4
+))]
+pub fn multiply_thin_turn<
+    const K: u32,
+    const PIECES: u32,
+    const PERIOD: u32,
+    const MINIMUM: bool,
+    const SHARING: u32,
+    const CLASSES: u32,
+    const GROUPS: u32,
+    const EIGHTS: u32,
+>(
+    totals: &mut Regs<f32>,
+    number: u32,
+    left: u32,
+    lower_row: u32,
+    upper_row: u32,
+    ring: Shared<U32x4>,
+    sides: Shared<u32>,
+    x_words: Shared<u32>,
+    x_scales: Shared<f32>,
+    x_sums: Shared<i32>,
+) {
+    let mut lower_side = U32x4::ZERO;
+    let mut upper_side = U32x4::ZERO;
+    #[unroll]
+    for c in 0..CLASSES {
+        if K / 32 % CLASSES == 0 || c < left {
+            if c % SHARING == 0 {
+                let at = c / SHARING * (GROUPS * 16 + 2);
+                lower_side = side_at(at, sides);
+                upper_side = side_at(at + 8, sides);
+            }
+            let piece = number + c;
+            let lower_number = if PIECES % PERIOD == 0 { piece } else { lower_row * PIECES + piece };
+            let upper_number = if PIECES % PERIOD == 0 { piece } else { upper_row * PIECES + piece };
+            let low = load::<U32x2>(ring, c);
+            let high = load::<U32x2>(ring, c + upper_offset());
+            let beside_low = u32x4(lower_side.x, lower_side.y, lower_side.z, low.y);
+            let beside_high = u32x4(upper_side.x, upper_side.y, upper_side.z, high.y);
+            let lower_words = bytes(low.x, beside_low, lane_id() % 4 + lower_number % PERIOD * 4);
+            let upper_words = bytes(high.x, beside_high, lane_id() % 4 + upper_number % PERIOD * 4);
+            let weights = u32x4(lower_words.x, upper_words.x, lower_words.y, upper_words.y);
+            let lower = factors(lower_side, lower_number);
+            let upper = factors(upper_side, upper_number);
+            let minima = u32x4(
+                (lower.z >> 4 & 15) * 0x01010101,
+                (upper.z >> 4 & 15) * 0x01010101,
+                (lower.w >> 4 & 15) * 0x01010101,
+                (upper.w >> 4 & 15) * 0x01010101,
+            );
+            let from = i32x4(start(0), start(0), start(0), start(0));
+            let mut pair = U32x4::ZERO;
+            #[unroll]
+            for n in 0..EIGHTS {
+                let block = n * places_of_eight() + c;
+                if EIGHTS == 1 {
+                    let one = ldmatrix_x2(x_words, block * 64);
+                    pair = u32x4(one.x, one.y, 0, 0);
+                } else if n % 2 == 0 {
+                    pair = ldmatrix_x4(x_words, block * 64);
+                }
+                let activations = if n % 2 == 0 { u32x2(pair.x, pair.y) } else { u32x2(pair.z, pair.w) };
+                let scale = load::<F32x2>(x_scales, block * 8);
+                let first = first_dot(weights, activations, from);
+                let second = second_dot(weights, activations);
+                let mut sums = I32x4::ZERO;
+                if MINIMUM {
+                    sums = mma_m16n8k32_s8(minima, activations, I32x4::ZERO);
+                }
+                let to = (c * EIGHTS + n) * 4;
+                totals[to] = plus_block(whole, first.x, second.x, lower, sums.x, scale.x, totals[to]);
+                totals[to + 1] = plus_block(whole, first.y, second.y, lower, sums.y, scale.y, totals[to + 1]);
+                totals[to + 2] = plus_block(whole, first.z, second.z, upper, sums.z, scale.x, totals[to + 2]);
+                totals[to + 3] = plus_block(whole, first.w, second.w, upper, sums.w, scale.y, totals[to + 3]);
+            }
+        }
+    }
+}
+
+/// Pieces from a row of weights to the one that is eight further on.
+#[device]
+pub fn upper_offset() -> u32 {
+    8 * (stage_pieces() + 1)
+}
+
 /// Where the part of a stage's first block lies that a lane of warp `own` of tile (`group`, `split`) reads, of stage, run and step 0: its weights and what lies beside them (x), its activations and their scales
 /// (y). Two places to a word: no array of shared memory has 65536 elements of theirs. They wait in shared memory: in registers the compiler would compute them anew at every stage.
-#[device]
+#[device(thin(lane_thin_places))]
 pub fn lane_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGHTS: u32>(
     group: u32,
     split: u32,
@@ -135,6 +227,24 @@ pub fn lane_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGH
     let place = rows_place(split * EIGHTS, own, 0, 0, 0, 0);
     let other = if EIGHTS == 1 { 0 } else { matrix / 2 * places_of_eight() };
     let words = (place + other) * 64 + matrix % 2 * 32 + lane % 8 * 4;
+    let columns = place * 8 + lane % 4 * 2;
+    u32x2(ring | sides << 16, words | columns << 16)
+}
+
+/// The same of blocks with 8 bytes of codes: all of the first one of the lane's lower row.
+#[device]
+pub fn lane_thin_places<const PARTS: u32, const OWN: u32, const STEP: u32, const EIGHTS: u32>(
+    group: u32,
+    split: u32,
+    own: u32,
+) -> U32x2 {
+    let lane = lane_id();
+    let row = group * 16 + lane / 4;
+    let ring = row * (stage_pieces() + 1) + own * STEP * PARTS;
+    let sides = (tile_sides_of(0, own * STEP * PARTS) + row) * side_words();
+    let place = rows_place(split * EIGHTS, own, 0, 0, 0, 0);
+    let other = if EIGHTS == 1 { 0 } else { lane / 16 * places_of_eight() };
+    let words = (place + other) * 64 + lane / 8 % 2 * 32 + lane % 8 * 4;
     let columns = place * 8 + lane % 4 * 2;
     u32x2(ring | sides << 16, words | columns << 16)
 }

@@ -114,7 +114,7 @@ enum Slots<'a> {
 
 /// The author's function: compile-time parameters become variables that the running instance fills, writable handles
 /// become `mut`, slots become functions to call.
-fn rust_function(function: &Function, slots: Slots<'_>) -> TokenStream {
+fn rust_function(function: &Function, slots: Slots<'_>, instead: Option<&Ident>) -> TokenStream {
     let constants = &function.constants;
     let ItemFn { attrs, vis, sig, block, .. } = &instrumented(function);
     let mut sig = sig.clone();
@@ -168,12 +168,18 @@ fn rust_function(function: &Function, slots: Slots<'_>) -> TokenStream {
             };
         }
     });
+    let in_thin = instead.map(|other| {
+        let slots = parameters.iter().map(|slot| &slot.name);
+        let names = slots.chain(function.params.iter().map(|param| &param.name));
+        quote!(if ::gemma4c_dsl::sim::is_thin() { return #other(#(#names),*); })
+    });
     let statements = &block.stmts;
     quote! {
         #(#attrs)*
         // The language is smaller than Rust: advice to write what it does not have would mislead.
         #[allow(non_snake_case, unused_variables, unused_mut, clippy::style, clippy::complexity, clippy::erasing_op)]
         #vis #sig {
+            #in_thin
             #(#configs)*
             #values
             #(#bindings)*
@@ -443,7 +449,7 @@ fn kernel_items(
     let spelled = name.to_string();
     let definition = modules::definition(name);
     let module = modules::of_kernel(function, &attribute.slots, refused);
-    let rust = rust_function(function, Slots::Closures(&attribute.slots));
+    let rust = rust_function(function, Slots::Closures(&attribute.slots), None);
     let (params, constants, slots) = (param_rows(function), constant_rows(function), slot_rows(&attribute.slots));
     let (text, checks) = (text_row(text, function), field_checks(attribute, &definition));
     let (shared, callees, bindings) =
@@ -521,7 +527,7 @@ fn device_items(
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
     let definition = modules::definition(name);
-    let rust = rust_function(function, Slots::Parameters(&attribute.slots));
+    let rust = rust_function(function, Slots::Parameters(&attribute.slots), attribute.instead.as_ref());
     let (params, constants, callees) = (param_rows(function), constant_rows(function), callee_rows(body, refused));
     let (doc, source) =
         (documentation(&function.item.attrs).join("\n"), source_text(function.item, &function.item.attrs));
@@ -553,6 +559,11 @@ fn device_items(
     } else {
         quote!(None)
     };
+    let thin = attribute.thin;
+    let instead = match &attribute.instead {
+        Some(other) => quote!(Some(#other::callee)),
+        None => quote!(None),
+    };
     let module = modules::of_device(function, fills_slots.then_some(own), attribute.fills.is_some());
     quote! {
         #rust
@@ -565,6 +576,8 @@ fn device_items(
             params: #params,
             output: #output,
             constants: #constants,
+            thin: #thin,
+            instead: #instead,
             callees: #callees,
             cuda: #text,
             rust: #source,

@@ -121,13 +121,18 @@ fn parse_slots(input: ParseStream) -> syn::Result<Vec<Slot>> {
     Ok(Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect())
 }
 
-/// `#[device(fills(value, row))]`, or `#[device(slots(side(unit: u32) -> U32x4))]`
+/// `#[device(fills(value, row))]`, `#[device(slots(side(unit: u32) -> U32x4))]`, `#[device(thin)]`,
+/// `#[device(thin(other))]`
 #[derive(Default)]
 pub struct DeviceAttribute {
     /// The parameters that a slot gives.
     pub fills: Option<Vec<Ident>>,
     /// What the caller fills: its arguments stand before the others.
     pub slots: Vec<Slot>,
+    /// In a slot it makes the instance thin.
+    pub thin: bool,
+    /// What stands for it in thin instances.
+    pub instead: Option<Ident>,
 }
 
 impl Parse for DeviceAttribute {
@@ -143,12 +148,19 @@ impl Parse for DeviceAttribute {
                     attribute.fills = Some(names.into_iter().collect());
                 }
                 "slots" => attribute.slots = parse_slots(input)?,
+                "thin" if input.peek(syn::token::Paren) => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    attribute.instead = Some(content.parse()?);
+                }
+                "thin" => attribute.thin = true,
                 other => {
                     return Err(syn::Error::new(
                         key.span(),
                         format!(
                             "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives, \
-                             and `slots(name(a: T, …) -> T)`, which the caller fills"
+                             `slots(name(a: T, …) -> T)`, which the caller fills, `thin`, for what fills a \
+                             slot with units of 8 bytes, and `thin(other)`, what stands for it then"
                         ),
                     ));
                 }

@@ -363,7 +363,7 @@ impl GatheredDown {
         let integer = format(self.dtype).integer;
         let words = self.top * (vector_words(integer, self.k) + 1) + vector_words(integer, self.dense);
         let row_bytes = words * 4;
-        let beside = gather_bytes(self.experts, self.top, self.rows.min(32));
+        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + format(self.dtype).dot.table_bytes();
         block_rows(self.rows, row_bytes, beside, self.shared_bytes)
     }
 
@@ -382,7 +382,7 @@ impl GatheredDown {
         let lanes = lanes_of(self.k / format.unit);
         let depth = (self.k / format.unit).div_ceil(lanes);
         let rounds = self.share().div_ceil(BLOCK_WARPS);
-        let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * (4 + format.side_words);
+        let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * format.words();
         let instance = gathered_down::Chosen {
             S: ExpertShape { K: self.k, TOP: self.top, DENSE: self.dense },
             F: UnitFormat::of(format),

@@ -384,7 +384,8 @@ impl GatheredGateUp {
     fn block_rows(&self) -> u32 {
         let vectors = if self.dense > 0 { 2 } else { 1 };
         let row_bytes = vectors * vector_words(format(self.dtype).integer, self.k) * 4;
-        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + 2 * TASK_ROWS * 64 * 4;
+        let tables = format(self.dtype).dot.table_bytes();
+        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + 2 * TASK_ROWS * 64 * 4 + tables;
         block_rows(self.rows, row_bytes, beside, self.shared_bytes)
     }
 
@@ -399,7 +400,7 @@ impl GatheredGateUp {
         check(self.experts, [self.k, self.hidden, self.dense])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let steps = (self.k / format.unit).div_ceil(32);
-        let depth = (AHEAD_REGISTERS / ((4 + format.side_words) * 2)).clamp(1, steps);
+        let depth = (AHEAD_REGISTERS / (format.words() * 2)).clamp(1, steps);
         let instance = gathered_geglu::Chosen {
             S: ExpertShape { K: self.k, TOP: self.top, DENSE: self.dense },
             F: UnitFormat::of(format),
