@@ -64,7 +64,7 @@ fn unit_sums(codes: Weights<U32x4>, out: Output<u32>, units: u32) {
 }
 
 fn case(side: &'static DeviceDef, codes: Vec<U32x4>, units: u32, expected: Vec<u32>) -> Case {
-    let instance = Instance::of(unit_sums::DEF).slot("side", &[side]).build().unwrap();
+    let instance = Instance::of(unit_sums::DEF).slot("side", &[side]).build().expect("an instance");
     let case = Case::new(side.name, instance).buffer("codes", codes).scalar("units", units);
     case.expect("out", expected, Bound::Exact)
 }

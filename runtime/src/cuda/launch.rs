@@ -57,7 +57,8 @@ impl Module {
         // so. SAFETY: found just now.
         #[allow(unsafe_code)]
         unsafe { sys::cuFuncLoad(function) }.result().map_err(CudaError::driver(format!("loading kernel {name}")))?;
-        if shared > 48 * 1024 {
+        // Unasked, a kernel may have 48 KiB, of which its own arrays take a part.
+        if shared > 0 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let doing = format!("giving kernel {name} {shared} bytes of shared memory");
             // SAFETY: a live function of a live module.
