@@ -23,6 +23,7 @@
 //! The program `gemma4c` is in this library too, with one file a subcommand in `commands/`. Its modules are public for
 //! the project's own tests, hidden from these pages, and kept stable for nobody.
 
+mod adapters;
 mod by_name;
 mod device;
 mod error;

@@ -18,7 +18,7 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, T
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
-use gemma4c_models::adapter::{self, Adapter};
+use gemma4c_models::adapter::Adapter;
 use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
@@ -26,13 +26,13 @@ use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_plan::{
-    Drafter, MOST_ADAPTERS, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target,
-    Tower, Vocab,
+    Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
 };
 
+use crate::adapters;
 use crate::error::Error;
 use crate::files;
-use crate::options::{AdapterAt, DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
+use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
 
 /// Rows of logits a pass keeps: 262144 floats each.
 const ASKED: u32 = 32;
@@ -105,25 +105,8 @@ impl Files {
             Some(to) => Source::open_quantised(model, to)?,
             None => Source::open(model)?,
         };
-        if options.adapters.len() > MOST_ADAPTERS {
-            let given = options.adapters.len();
-            return Err(Error::Option(format!("--lora is given {given} times: a plan has at most {MOST_ADAPTERS}")));
-        }
-        let adapters = options.adapters.iter().enumerate();
-        let adapters = adapters.map(|at| Files::open_adapter(at, &text, !options.gpus.is_empty()));
-        let adapters = adapters.collect::<Result<_, Error>>()?;
+        let adapters = adapters::open(options, &text)?;
         Ok(Files { text, adapters, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
-    }
-
-    /// An adapter for a model, and which of its adapters it is. For a GPU, which multiplies groups of 32 values, it has
-    /// such a rank.
-    pub fn open_adapter(
-        (number, at): (usize, &AdapterAt),
-        text: &Source,
-        for_gpu: bool,
-    ) -> Result<(Adapter, f32), Error> {
-        let adapter = adapter::read(&at.path)?.of_model(&Config::read(text)?)?.numbered(number);
-        Ok((if for_gpu { adapter.padded() } else { adapter }, at.scale))
     }
 
     /// What whoever compiles them should know: what of them is not used, and a chat template that has been replaced.
@@ -142,16 +125,6 @@ impl Files {
         let adapters = self.adapters.iter().map(|(adapter, _)| &adapter.file);
         let others = self.projector.iter().chain(&self.drafter).filter_map(Source::file);
         self.text.file().into_iter().chain(adapters).chain(others).collect()
-    }
-
-    /// What was applied, a sentence for each adapter.
-    pub fn applied(&self) -> Vec<String> {
-        let of = |(adapter, scale): &(Adapter, f32)| {
-            let times = if *scale == 1.0 { String::new() } else { format!(", times {scale}") };
-            let pairs = adapter.pairs.len();
-            format!("{}: applied {pairs} of {pairs} pairs{times}", adapter.path.display())
-        };
-        self.adapters.iter().map(of).collect()
     }
 }
 

@@ -16,6 +16,7 @@ use gemma4c_plan::{Plan, VERSION, cuda::KvType};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::adapters;
 use crate::device::Device;
 use crate::error::Error;
 use crate::fit::{self, Choosable};
@@ -71,7 +72,7 @@ pub fn make(model: &Path, wanted: &Wanted, tell: &mut dyn FnMut(String)) -> Resu
     let started = Instant::now();
     let options = options(wanted)?;
     let files = Files::open(model, &options)?;
-    files.applied().into_iter().for_each(&mut *tell);
+    adapters::applied(&files.adapters).into_iter().for_each(&mut *tell);
     let Wanted { context, kv, may_be_fewer, .. } = wanted;
     let may = Choosable { context: context.is_none(), kv: kv.is_none(), sequences: *may_be_fewer };
     // What is chosen follows from that, so it need not be chosen again to find the plan.

@@ -12,6 +12,7 @@ use gemma4c_plan::embedded::host_start;
 use gemma4c_plan::{Adapter, Plan};
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
+use crate::adapters;
 use crate::error::Error;
 use crate::options::{AdapterAt, Options};
 use crate::pipeline::{Declared, Files, Source};
@@ -105,7 +106,7 @@ fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     let adapter = |(number, adapter): (usize, &Adapter)| {
         let path = paths.get(adapter.file as usize);
         let path = path.ok_or_else(|| Error::Option(format!("file {} is missing", adapter.file)))?.clone();
-        Files::open_adapter((number, &AdapterAt { path, scale: adapter.scale }), &text, true)
+        adapters::open_one((number, &AdapterAt { path, scale: adapter.scale }), &text, true)
     };
     let adapters = plan.model.adapters.iter().enumerate().map(adapter).collect::<Result<_, Error>>()?;
     let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);

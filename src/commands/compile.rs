@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::options::{self, AdapterAt, DEFAULT_CONTEXT, Options};
 use crate::output::{self, OutputFile};
 use crate::pipeline::{self, Files};
-use crate::{embed, files, progress};
+use crate::{adapters, embed, files, progress};
 
 /// Compile a model to a plan.
 ///
@@ -218,7 +218,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let files = Files::open(&model, &options)?;
     files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
-    files.applied().iter().for_each(|note| eprintln!("{note}"));
+    adapters::applied(&files.adapters).iter().for_each(|note| eprintln!("{note}"));
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;
         output::may_be_written(&args.output)?;
