@@ -227,7 +227,7 @@ compiled=$((SECONDS - started))
 tokens() {
     local i ids=2
     for ((i = 1; i < $1; i++)); do
-        ids+=,$(((i * i * 31 + i * 17 + 5) % 700))
+        ids+=,$(((i * i * 31 + i * 17 + 5) % 500))
     done
     printf '%s' "$ids"
 }

@@ -40,6 +40,23 @@ macro_rules! with_format {
             F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K IQ4NL IQ4XS Q2K Q3K IQ2XXS IQ2XS IQ2S IQ3XXS IQ3S
             MXFP4 NVFP4 I2 I4 I4Z I8 F8 F8S)
     };
+    // The types of most files, and of all others the same code for `$other`: a copy a format takes long to compile.
+    ($dtype:expr, $format:ident => $body:expr, _ => $other:expr) => {
+        match $dtype {
+            dtype if dtype > $crate::DType::IQ4XS => $other,
+            dtype => $crate::with_format!(@some dtype, $format, $body,
+                F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K IQ4NL IQ4XS),
+        }
+    };
+    (@some $dtype:expr, $format:ident, $body:expr, $($name:ident)*) => {
+        match $dtype {
+            $($crate::DType::$name => {
+                type $format = $crate::decode::$name;
+                $body
+            })*
+            _ => unreachable!("the types before are all of them"),
+        }
+    };
     (@arms $dtype:expr, $format:ident, $body:expr, $($name:ident)*) => {
         match $dtype {
             $($crate::DType::$name => {

@@ -71,12 +71,31 @@ vectorised! {
         outputs: &mut [&mut [f32]],
         piece: &mut Piece,
     ) {
-        with_format!(dtype, F => match (inputs, outputs) {
-            ([a], [x]) => multiply_few_as::<F, 1>(weights, [a], [x], piece),
-            ([a, b], [x, y]) => multiply_few_as::<F, 2>(weights, [a, b], [x, y], piece),
-            ([a, b, c], [x, y, z]) => multiply_few_as::<F, 3>(weights, [a, b, c], [x, y, z], piece),
-            _ => unreachable!("one to three rows, and as many outputs"),
-        });
+        with_format!(
+            dtype,
+            F => multiply_one_to_three((F::LEN, F::BYTES), decode_row_as::<F>, weights, (inputs, outputs), piece),
+            _ => {
+                let layout = dtype.layout();
+                let decode = |blocks: &[u8], out: &mut [f32]| decode_row(dtype, blocks, out);
+                multiply_one_to_three((layout.len, layout.bytes), decode, weights, (inputs, outputs), piece)
+            }
+        );
+    }
+}
+
+#[inline(always)]
+fn multiply_one_to_three(
+    block: (usize, usize),
+    decode: impl Fn(&[u8], &mut [f32]),
+    weights: &[u8],
+    rows: (&[&[f32]], &mut [&mut [f32]]),
+    piece: &mut Piece,
+) {
+    match rows {
+        ([a], [x]) => multiply_few_as(block, decode, weights, ([a], [x]), piece),
+        ([a, b], [x, y]) => multiply_few_as(block, decode, weights, ([a, b], [x, y]), piece),
+        ([a, b, c], [x, y, z]) => multiply_few_as(block, decode, weights, ([a, b, c], [x, y, z]), piece),
+        _ => unreachable!("one to three rows, and as many outputs"),
     }
 }
 
@@ -91,11 +110,13 @@ struct Piece([f32; PIECE]);
 #[repr(align(64))]
 struct Sums([f32; LANES]);
 
+/// `block` is the values and the bytes that are decoded together.
 #[inline(always)]
-fn multiply_few_as<F: BlockFormat, const N: usize>(
+fn multiply_few_as<const N: usize>(
+    block: (usize, usize),
+    decode: impl Fn(&[u8], &mut [f32]),
     weights: &[u8],
-    inputs: [&[f32]; N],
-    mut outputs: [&mut [f32]; N],
+    (inputs, mut outputs): ([&[f32]; N], [&mut [f32]; N]),
     piece: &mut Piece,
 ) {
     let inputs = inputs.map(|input| input.as_chunks::<PIECE>());
@@ -103,12 +124,12 @@ fn multiply_few_as<F: BlockFormat, const N: usize>(
     let inputs = inputs.map(|(whole, rest_of)| (&whole[..pieces], &rest_of[..rest]));
     for (i, row) in weights.chunks_exact(weights.len() / outputs[0].len()).enumerate() {
         let mut sums = [const { Sums([0.0; LANES]) }; N];
-        let mut blocks = row.chunks_exact(PIECE / F::LEN * F::BYTES);
+        let mut blocks = row.chunks_exact(PIECE / block.0 * block.1);
         for (p, blocks) in (0..pieces).zip(blocks.by_ref()) {
-            multiply_piece::<F, N>(blocks, inputs.map(|input| input.0[p].as_slice()), &mut piece.0, &mut sums);
+            multiply_piece(&decode, blocks, inputs.map(|input| input.0[p].as_slice()), &mut piece.0, &mut sums);
         }
         if rest > 0 {
-            multiply_piece::<F, N>(blocks.remainder(), inputs.map(|input| input.1), &mut piece.0[..rest], &mut sums);
+            multiply_piece(&decode, blocks.remainder(), inputs.map(|input| input.1), &mut piece.0[..rest], &mut sums);
         }
         for (sums, output) in sums.into_iter().zip(&mut outputs) {
             output[i] = lanes::total(sums.0);
@@ -117,14 +138,15 @@ fn multiply_few_as<F: BlockFormat, const N: usize>(
 }
 
 #[inline(always)]
-fn multiply_piece<F: BlockFormat, const N: usize>(
+fn multiply_piece<const N: usize>(
+    decode: &impl Fn(&[u8], &mut [f32]),
     blocks: &[u8],
     inputs: [&[f32]; N],
     decoded: &mut [f32],
     sums: &mut [Sums; N],
 ) {
     fetch_ahead(blocks);
-    decode_row_as::<F>(blocks, decoded);
+    decode(blocks, decoded);
     for k in 0..N {
         lanes::accumulate_row(&mut sums[k].0, decoded, inputs[k]);
     }
@@ -145,7 +167,7 @@ mod tests {
             let (mut this, mut any) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
             let mut piece = Piece([0.0; PIECE]);
             multiply_few(dtype, &weights, &[&x], &mut [&mut this], &mut piece);
-            with_format!(dtype, F => multiply_few_as::<F, 1>(&weights, [&x], [&mut any], &mut piece));
+            with_format!(dtype, F => multiply_few_as((F::LEN, F::BYTES), decode_row_as::<F>, &weights, ([&x], [&mut any]), &mut piece));
             assert_eq!(this, any, "{dtype}");
         }
     }
