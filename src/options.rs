@@ -7,7 +7,7 @@ use std::str::FromStr;
 use gemma4c_blocks::DType;
 use gemma4c_blocks::recipe::Recipe;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::kernels::formats::wants_16_bits;
+use gemma4c_codegen::kernels::formats;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_models::media::USUAL_BUDGET;
@@ -27,6 +27,9 @@ pub const DEFAULT_CUDA_CHUNK: u32 = 2048;
 /// Sequences from which on the products of a plan for Hopper have 16-bit operands (the pass `gemm`), unless that is
 /// switched off: from 16 of them on that is faster, fewer are slower (BENCHMARKS.md).
 pub const SEQUENCES_IN_16_BITS: u32 = 64;
+/// The same where weights have a type of low bits or of checkpoints: 32 sequences of E4B Q3_K decode 4,285 tokens a
+/// second as integers, and 6,976 in 16 bits.
+pub const SEQUENCES_OF_LATER_IN_16_BITS: u32 = 32;
 /// The same, on every GPU, where weights have a type that int8 tensor cores cannot multiply: CUDA cores would decode it
 /// for every few rows.
 pub const SEQUENCES_OF_FLOATS_IN_16_BITS: u32 = 4;
@@ -198,8 +201,12 @@ impl Options {
         let mut enabled = self.enabled.clone();
         let hopper = self.gpus.iter().all(|gpu| gpu.arch.has_wgmma());
         let many = self.sequences >= SEQUENCES_IN_16_BITS && hopper;
-        let many_of_floats = self.sequences >= SEQUENCES_OF_FLOATS_IN_16_BITS && types.into_iter().any(wants_16_bits);
-        if (many || many_of_floats) && !self.disabled.iter().any(|name| name == GEMM) {
+        let types: Vec<DType> = types.into_iter().collect();
+        let of_later = |dtype: &DType| formats::of(*dtype).is_some();
+        let many_of_later = self.sequences >= SEQUENCES_OF_LATER_IN_16_BITS && hopper && types.iter().any(of_later);
+        let of_floats = |dtype: &DType| formats::wants_16_bits(*dtype);
+        let many_of_floats = self.sequences >= SEQUENCES_OF_FLOATS_IN_16_BITS && types.iter().any(of_floats);
+        if (many || many_of_later || many_of_floats) && !self.disabled.iter().any(|name| name == GEMM) {
             enabled.push(GEMM.to_owned());
         }
         Ok(passes::switched_off(&self.disabled, &enabled))
@@ -255,6 +262,8 @@ mod tests {
         assert!(!is_off(of(Arch::Sm90a, 1).with(&[GEMM])));
         assert!(is_off(of(Arch::Sm90a, SEQUENCES_IN_16_BITS).without(&[GEMM])));
         assert!(is_off(of(Arch::Sm80, SEQUENCES_IN_16_BITS)));
+        assert!(is_off_for(of(Arch::Sm90a, SEQUENCES_OF_LATER_IN_16_BITS - 1), DType::Q3K));
+        assert!(!is_off_for(of(Arch::Sm90a, SEQUENCES_OF_LATER_IN_16_BITS), DType::Q3K));
         assert!(is_off_for(of(Arch::Sm80, SEQUENCES_OF_FLOATS_IN_16_BITS - 1), DType::F8));
         assert!(!is_off_for(of(Arch::Sm80, SEQUENCES_OF_FLOATS_IN_16_BITS), DType::F8));
     }

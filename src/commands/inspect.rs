@@ -127,13 +127,8 @@ fn of_model(args: &Args) -> Result<String> {
     let kind = Kind::of(&file);
     let (config, runs) = opened(&file, kind);
     if view.json {
-        let mut all = file::json(&file, kind, &runs);
-        if let (Some(config), Value::Object(all)) = (&config, &mut all) {
-            all.extend(match model::json(config) {
-                Value::Object(of_config) => of_config,
-                _ => Default::default(),
-            });
-        }
+        let mut all = config.as_ref().map_or_else(|| Value::Object(Default::default()), model::json);
+        all["contents"] = file::json(&file, kind, &runs);
         return pretty(&all);
     }
     let described = config.map_or_else(String::new, |config| model::text(&config) + "\n");
@@ -156,7 +151,7 @@ fn opened(file: &Gguf, kind: Kind) -> (Option<Config>, Result<(), String>) {
             (None, VisionConfig::read(file).map(drop).map_err(|error| told(&error)).or(sound))
         }
         Kind::Drafter => (None, Ok(())),
-        Kind::VocabularyOnly => (None, Err("it has no weights".into())),
+        Kind::VocabularyOnly => (Config::read(file).ok(), Err("it has no weights".into())),
         Kind::Other => (None, Config::read(file).map(drop).map_err(|error| told(&error))),
     }
 }

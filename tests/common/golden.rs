@@ -169,8 +169,11 @@ fn repository() -> &'static Path {
 
 /// Every file that a test reads.
 fn expected() -> Vec<String> {
-    let of_models =
-        models().into_iter().flat_map(|name| ["gguf", "golden.safetensors"].map(|end| format!("{name}.{end}")));
+    let weights = |name: &str| match name.starts_with("checkpoints/") {
+        true => format!("{name}/config.json"),
+        false => format!("{name}.gguf"),
+    };
+    let of_models = models().into_iter().flat_map(|name| [weights(name), format!("{name}.golden.safetensors")]);
     let of_texts = TEXT.iter().map(|name| format!("{name}.tokens.json"));
     let of_pictures = VISION.iter().map(|name| format!("vision/{name}"));
     let of_drafters = ASSISTANT.iter().map(|name| format!("assistant/{name}"));

@@ -18,7 +18,7 @@ fn hub() -> Standin {
     let files = [
         ("austen-Q4_0.gguf", asset("austen_q4_0.gguf")),
         ("mtp-austen-Q8_0.gguf", asset("austen_draft_q8_0.gguf")),
-        ("austen-Q2_K.gguf", Arc::new(vec![0; 100])),
+        ("austen-IQ1_S.gguf", Arc::new(vec![0; 100])),
     ];
     let files: BTreeMap<_, _> = files.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
     let empty = BTreeMap::from([("README.md".to_owned(), Arc::new(b"no model".to_vec()))]);
@@ -54,7 +54,7 @@ fn a_name_is_enough_for_an_answer() {
     let ran = run(&place, &hub, &format!("run jane/austen-GGUF {ANSWER}"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let [note] = notes(&ran)[..] else { panic!("{}", ran.stderr) };
-    let chosen = "[jane/austen-GGUF: Q4_0, 6.44 MB, with drafter mtp-austen-Q8_0.gguf, 1.54 MB; of Q2_K, Q4_0 the largest of \
+    let chosen = "[jane/austen-GGUF: Q4_0, 6.44 MB, with drafter mtp-austen-Q8_0.gguf, 1.54 MB; of IQ1_S, Q4_0 the largest of \
                   at most 8 bits whose weights fit into ";
     assert!(note.starts_with(chosen) && note.ends_with(", four fifths of the memory of this machine]"), "{note}");
     assert!(ran.stderr.contains("[fetched 7.99 MB in "), "{}", ran.stderr);
@@ -117,7 +117,7 @@ fn what_is_wrong_with_a_name_is_said() {
         "run jane/nothing -p x",
         "run jane/austen -p x",
         "serve jane/austen-GGUF:Q8_0",
-        "bench jane/austen-GGUF:Q2_K",
+        "bench jane/austen-GGUF:IQ1_S",
         "pull austen",
         "pull jane/austen.gguf",
         "run nothing.gguf -p x",

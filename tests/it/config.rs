@@ -136,6 +136,7 @@ fn header(place: &Place, preset: Preset, dtype: DType, name: &str) {
 fn config(place: &Place, file: &str) -> Value {
     let mut config: Value = serde_json::from_str(&place.ok(&format!("inspect '{file}' --json"))).expect("JSON");
     config.as_object_mut().expect("an object").shift_remove("name").expect("a name");
+    config.as_object_mut().expect("an object").shift_remove("contents").expect("what is in the file");
     config
 }
 
