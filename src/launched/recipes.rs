@@ -139,7 +139,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
             _ => &[Preset::Moe26bA4b],
         };
         all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
-        if !COMMON.contains(&dtype) && dtype <= DType::IQ4XS {
+        if !COMMON.contains(&dtype) && (dtype <= DType::IQ4XS || dtype == DType::NVFP4) {
             all.push(of(Preset::E4b, Types::Q8_0WithTables(dtype)));
         }
     }
