@@ -18,7 +18,7 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, T
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
-use gemma4c_models::adapter::Adapter;
+use gemma4c_models::adapter::{Adapter, Part};
 use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
@@ -29,7 +29,7 @@ use gemma4c_plan::{
     Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
 };
 
-use crate::adapters;
+use crate::adapters::{self, For};
 use crate::error::Error;
 use crate::files;
 use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
@@ -89,7 +89,7 @@ impl Source {
 /// What a plan is made of.
 pub struct Files {
     pub text: Source,
-    /// What is always added to the text's products, and how strong each is.
+    /// What is always added to products, and how strong each is.
     pub adapters: Vec<(Adapter, f32)>,
     /// What reads pictures and sound.
     pub projector: Option<Source>,
@@ -105,8 +105,14 @@ impl Files {
             Some(to) => Source::open_quantised(model, to)?,
             None => Source::open(model)?,
         };
-        let adapters = adapters::open(options, &text)?;
-        Ok(Files { text, adapters, projector: open(&options.projector)?, drafter: open(&options.drafter)? })
+        let projector = open(&options.projector)?;
+        let adapters = adapters::open(options, For { text: &text, projector: projector.as_deref() })?;
+        Ok(Files { text, adapters, projector, drafter: open(&options.drafter)? })
+    }
+
+    /// The adapters as a forward pass takes them.
+    fn adapters(&self) -> Vec<(&Adapter, f32)> {
+        self.adapters.iter().map(|(adapter, scale)| (adapter, *scale)).collect()
     }
 
     /// What whoever compiles them should know: what of them is not used, and a chat template that has been replaced.
@@ -206,7 +212,7 @@ impl<'a> Declared<'a> {
             let fits = gemma4::fits(&VisionConfig::read(projector).map_err(Error::within(projector.path()))?, &config);
             fits.map_err(Error::within(projector.path()))?;
         }
-        let adapters: Vec<(&Adapter, f32)> = files.adapters.iter().map(|(adapter, scale)| (adapter, *scale)).collect();
+        let adapters = files.adapters();
         let pad = files.projector.as_ref().map(|_| padding(text)).transpose()?;
         let graph = gemma4::graph_with(text, &config, Beside { adapters: &adapters, pad })?;
         // A picture whose rows see each other is read in one pass.
@@ -222,7 +228,7 @@ impl<'a> Declared<'a> {
         let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv: options.kv })?;
         let (weights, tensors, towers) = (Vec::new(), Vec::new(), Vec::new());
         let mut declared = Declared { files, options, config, graph, program, weights, tensors, towers, drafter: None };
-        declared.add_text_weights()?;
+        declared.add_weights(&files.text, declared.graph.weights.clone(), Some(Part::Text))?;
         if let Some(projector) = &files.projector {
             declared.declare_towers(projector).map_err(Error::within(projector.path()))?;
         }
@@ -232,55 +238,51 @@ impl<'a> Declared<'a> {
         Ok(declared)
     }
 
-    fn add_weights(&mut self, source: &'a Source, weights: Vec<Weight>) -> Result<(), Error> {
-        for weight in weights {
+    /// Adds a graph's weights: the file's own, and behind them the adapters' for this part of the model.
+    fn add_weights(&mut self, source: &'a Source, weights: Vec<Weight>, part: Option<Part>) -> Result<(), Error> {
+        let own = weights.len() - part.map_or(0, |part| self.adapted(part).count());
+        for weight in &weights[..own] {
             self.tensors.push((source.file(), source.tensor_named(&weight.name)?));
-            self.weights.push(weight);
         }
+        let of_adapters: Vec<_> = part.into_iter().flat_map(|part| self.adapted(part)).collect();
+        self.tensors.extend(of_adapters);
+        self.weights.extend(weights);
         Ok(())
     }
 
-    /// The model's own weights, and those of the adapters behind them.
-    fn add_text_weights(&mut self) -> Result<(), Error> {
-        let files = self.files;
-        let of_adapters = files
-            .adapters
-            .iter()
-            .flat_map(|(adapter, _)| adapter.tensors().map(|tensor| (Some(&adapter.file), tensor)));
-        let of_adapters: Vec<(Option<&Gguf>, &TensorInfo)> = of_adapters.collect();
-        let mut own = self.graph.weights.clone();
-        let adapted = own.split_off(own.len() - of_adapters.len());
-        self.add_weights(&files.text, own)?;
-        self.weights.extend(adapted);
-        self.tensors.extend(of_adapters);
-        Ok(())
+    /// The adapters' tensors for a part of the model, and the files that they are in.
+    fn adapted(&self, part: Part) -> impl Iterator<Item = (Option<&'a Gguf>, &'a TensorInfo)> + use<'a> {
+        let of = move |(adapter, _): &'a (Adapter, f32)| {
+            adapter.tensors_of(part).map(|tensor| (Some(&adapter.file), tensor))
+        };
+        self.files.adapters.iter().flat_map(of)
     }
 
     fn declare_towers(&mut self, file: &'a Source) -> Result<(), Error> {
         let vision = VisionConfig::read(file)?;
-        let tower = gemma4::vision_tower(file, &vision)?;
+        let tower = gemma4::vision_tower(file, &vision, &self.files.adapters())?;
         let VisionConfig { patch, pool, .. } = vision;
         let most = self.options.image_tokens * pool * pool;
-        self.add_tower(file, "vision", Medium::Picture { patch, pool }, most, tower.graph, tower.stages)?;
+        self.add_tower(file, Part::Vision, Medium::Picture { patch, pool }, most, tower.graph, tower.stages)?;
         if !gemma4::has_audio(file)? {
             return Ok(());
         }
         let audio = AudioConfig::read(file)?;
         gemma4::audio_fits(&audio, &self.config)?;
-        let tower = gemma4::audio_tower(file, &audio)?;
+        let tower = gemma4::audio_tower(file, &audio, &self.files.adapters())?;
         let samples = media::RATE * media::MOST_SECONDS;
         let (medium, most) = match audio.kind {
             AudioKind::Conformer { bins, .. } => (Medium::Mel { bins }, samples / media::HOP),
             AudioKind::Samples { frame } => (Medium::Samples { frame }, samples.div_ceil(frame)),
         };
-        self.add_tower(file, "audio", medium, most, tower.graph, tower.stages)
+        self.add_tower(file, Part::Audio, medium, most, tower.graph, tower.stages)
     }
 
     /// Adds a tower for `most` patches or frames, whose weights come behind those that are there.
     fn add_tower(
         &mut self,
         file: &'a Source,
-        name: &'static str,
+        part: Part,
         medium: Medium,
         most: u32,
         graph: Graph,
@@ -291,9 +293,9 @@ impl<'a> Declared<'a> {
         let limits = Limits { context: most, chunk: most, asked: medium.soft(most.into()) as u32, kv: KvType::F32 };
         let program = cpu::lower_beside(&graph, limits, &|weight| first + weight.0, &[])?;
         let text = to_text(&graph);
-        self.add_weights(file, graph.weights.clone())?;
+        self.add_weights(file, graph.weights.clone(), Some(part))?;
         let graph = graph.with_weights(&self.weights, places);
-        self.towers.push(DeclaredTower { name, graph, program, medium, stages, text });
+        self.towers.push(DeclaredTower { name: part.name(), graph, program, medium, stages, text });
         Ok(())
     }
 
@@ -315,11 +317,11 @@ impl<'a> Declared<'a> {
             // Any will do: no launch depends on the order.
             None => (0..config.centroids.as_ref().map_or(0, |_| self.config.vocab_size)).collect(),
         };
-        let reads = head_input(&self.program, self.graph.weights.len() - self.adapted())?;
+        let reads = head_input(&self.program, self.graph.weights.len() - self.adapted(Part::Text).count())?;
         let text = to_text(&graph);
         let mut own = graph.weights.clone();
         own.remove(borrowed.index());
-        self.add_weights(file, own)?;
+        self.add_weights(file, own, None)?;
         let graph = graph.with_weights(&self.weights, places);
         let of_plan = Drafter { program, reads, hidden: hidden.0, token_order };
         self.drafter = Some(DeclaredDrafter { graph, of_plan, text });
@@ -434,16 +436,13 @@ impl<'a> Declared<'a> {
     /// The files, and what tells them from others.
     fn stored(&self, folder: &Path) -> Result<(Vec<ModelFile>, u64), Error> {
         let mut of_files: Vec<(&Gguf, Vec<&TensorInfo>)> = Vec::new();
-        let (mut files, mut tensors) = (Vec::new(), self.tensors.iter().peekable());
+        let mut files = Vec::new();
         if self.tensors.iter().any(|(file, _)| file.is_none()) {
             return Err(Error::Option("a description has no weights to run".into()));
         }
         for file in self.files.with_weights() {
-            let mut own = Vec::new();
-            while let Some((_, tensor)) = tensors.next_if(|(other, _)| is_same(*other, file)) {
-                own.push(*tensor);
-            }
-            of_files.push((file, own));
+            let own = self.tensors.iter().filter(|(other, _)| is_same(*other, file));
+            of_files.push((file, own.map(|(_, tensor)| *tensor).collect()));
             for part in file.files() {
                 files.push(model_file(part, folder)?);
             }
@@ -469,11 +468,6 @@ impl<'a> Declared<'a> {
     fn first_file(&self, of: Option<&Gguf>) -> usize {
         let before = self.files.with_weights().into_iter().take_while(|file| !is_same(of, file));
         before.map(|file| file.files().len()).sum()
-    }
-
-    /// How many of the text's weights are adapters'.
-    fn adapted(&self) -> usize {
-        self.files.adapters.iter().map(|(adapter, _)| adapter.tensors().count()).sum()
     }
 
     fn adapters(&self) -> Vec<gemma4c_plan::Adapter> {

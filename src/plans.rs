@@ -215,7 +215,8 @@ fn name(model: &Path, files: &Files, options: &Options, may: Choosable) -> Resul
     // Another build may compile otherwise.
     let build = installation::build()?;
     // The files count, however they were named.
-    let options = Options { projector: None, drafter: None, ..options.clone() };
+    let scales = options.adapters.iter().map(|at| AdapterAt { path: PathBuf::new(), scale: at.scale }).collect();
+    let options = Options { projector: None, drafter: None, adapters: scales, ..options.clone() };
     let all = format!("{VERSION} {files:?} {options:?} {may:?} {build}");
     let stem = model.file_stem().unwrap_or_default().to_string_lossy();
     Ok(format!("{stem}-{:016x}.bin", xxh3_64(all.as_bytes())))

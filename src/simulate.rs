@@ -12,7 +12,7 @@ use gemma4c_plan::embedded::host_start;
 use gemma4c_plan::{Adapter, Plan};
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
-use crate::adapters;
+use crate::adapters::{self, For};
 use crate::error::Error;
 use crate::options::{AdapterAt, Options};
 use crate::pipeline::{Declared, Files, Source};
@@ -103,14 +103,16 @@ fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     let text = open(0)?;
     let parts = text.file().map_or(1, |file| file.files().len());
     let projector = (!plan.towers.is_empty()).then_some(parts + plan.model.adapters.len());
+    let projector = projector.map(open).transpose()?;
+    let model = For { text: &text, projector: projector.as_deref() };
     let adapter = |(number, adapter): (usize, &Adapter)| {
         let path = paths.get(adapter.file as usize);
         let path = path.ok_or_else(|| Error::Option(format!("file {} is missing", adapter.file)))?.clone();
-        adapters::open_one((number, &AdapterAt { path, scale: adapter.scale }), &text, true)
+        adapters::open_one((number, &AdapterAt { path, scale: adapter.scale }), model, true)
     };
     let adapters = plan.model.adapters.iter().enumerate().map(adapter).collect::<Result<_, Error>>()?;
     let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);
-    Ok(Files { text, adapters, projector: projector.map(open).transpose()?, drafter: drafter.map(open).transpose()? })
+    Ok(Files { text, adapters, projector, drafter: drafter.map(open).transpose()? })
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.

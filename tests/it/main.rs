@@ -17,6 +17,7 @@ mod skipped;
 mod support;
 
 mod adapters;
+mod adapters_of_towers;
 mod audio;
 mod batch;
 mod bench;

@@ -14,22 +14,22 @@ use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::{Asked, argmax};
 
 /// What the golden data's description allows.
-struct Limits {
+pub struct Limits {
     /// Over everything.
-    rms: f64,
-    row_rms: f64,
-    largest: f32,
+    pub rms: f64,
+    pub row_rms: f64,
+    pub largest: f32,
     /// Where the two best golden logits are further apart, the best one must be ours too.
-    clear_margin: f32,
+    pub clear_margin: f32,
 }
 
-const INT8: Limits = Limits { rms: 0.15, row_rms: 0.25, largest: 1.0, clear_margin: 0.6 };
+pub const INT8: Limits = Limits { rms: 0.15, row_rms: 0.25, largest: 1.0, clear_margin: 0.6 };
 /// With massive channels; a row alone has no limit there.
 const MASSIVE: Limits = Limits { rms: 0.2, row_rms: f64::INFINITY, largest: 1.6, clear_margin: 0.6 };
 const BF16: Limits = Limits { rms: 0.03, row_rms: 0.06, largest: 0.2, clear_margin: 0.2 };
 /// Weights of 4 and 8 bits are rounded too, which those of the fixture in bf16 are not.
 const BF16_WEIGHTS: Limits = Limits { rms: 0.05, row_rms: 0.08, largest: 0.25, clear_margin: 0.25 };
-const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_margin: 2e-3 };
+pub const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_margin: 2e-3 };
 /// An expert can change places where a router is closer to another choice than this.
 const CLEAR_GAP: f32 = 0.2;
 
@@ -42,19 +42,30 @@ fn check(
     feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
     limits: &Limits,
 ) -> Result<(), String> {
-    let started = Instant::now();
     let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
-    let model = golden::model(folder, name);
+    check_model(name, &golden::model(folder, name), &file, options, feed, limits)
+}
+
+/// The same of a model and a golden file that are named otherwise.
+pub fn check_model(
+    name: &str,
+    model: &Path,
+    file: &Tensors,
+    options: &Options,
+    feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
+    limits: &Limits,
+) -> Result<(), String> {
+    let started = Instant::now();
     let prompt = file.ids("tokens");
     let tokens = [&prompt[..], &file.ids("greedy.tokens")].concat();
     let (pieces, asked, count) = feed(prompt.len());
-    let mut session = on_simulator(lowered::plan(&model, options), &model);
+    let mut session = on_simulator(lowered::plan(model, options), model);
     let ours = Feed { tokens: &tokens[..count], pieces, asked }.rows(&mut session);
 
     let mut all = Distance::default();
     let (mut worst, mut largest, mut agreed) = (0.0f64, 0.0f32, 0);
     for (at, row) in &ours {
-        let (expected, gap) = golden_row(&file, *at, prompt.len());
+        let (expected, gap) = golden_row(file, *at, prompt.len());
         let distance = Distance::of(row, expected);
         all = all.and(distance);
         let what = format!("{name} without {:?}: row {at}", options.disabled);

@@ -3,6 +3,7 @@
 //! A process of their own: every simulated thread has a stack and a guard page, and Linux gives a process 65,530
 //! mappings.
 
+mod adapters;
 mod chain;
 #[path = "../common/mod.rs"]
 mod common;

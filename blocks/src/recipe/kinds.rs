@@ -32,7 +32,7 @@ pub enum Recipe {
     /// Of `step` matrices whose columns take turns, number `of`: every `step`-th value of a row, `columns` of them, and
     /// zeros behind. Input: rows of all of them.
     Interleaved { from: Float, of: u32, step: u32, columns: u32 },
-    /// Floats that are zero. No input.
+    /// Values that are zero: of every type, bytes that are zero. No input.
     Zeros,
 }
 
@@ -131,7 +131,7 @@ impl Recipe {
                 let all = u64::from(own).checked_mul(step.into())?;
                 vec![Input::by_row(all.checked_mul(from.bytes())?)]
             }
-            Recipe::Zeros if Float::of(to).is_some() => vec![],
+            Recipe::Zeros => vec![],
             Recipe::Integers { bits: bits @ (2 | 4 | 8), has_zeros, scales } if is_coded() => {
                 let per = 32 / u64::from(bits);
                 let words = Input::by_row(columns.div_ceil(per).checked_mul(4)?);

@@ -83,6 +83,7 @@ fn quantise(from: Float, bytes: &[u8], to: DType, out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::decode_row;
 
     #[test]
     fn matrices_whose_columns_take_turns_are_told_apart() {
@@ -114,9 +115,18 @@ mod tests {
         recipe.make(DType::F32, 4, 0, &[&stored], &mut padded).expect("the input fits");
         let expected = [1.0, 2.0, 3.0, 0.0, 4.0, 5.0, 6.0, 0.0];
         assert_eq!(floats(Float::F32, &padded).collect::<Vec<_>>(), expected);
-        assert_eq!(Recipe::Zeros.make(DType::F32, 2, 0, &[], &mut padded[..8]), Ok(()));
-        assert_eq!(padded[..8], [0; 8]);
-        assert_eq!(Recipe::Zeros.make(DType::Q8_0, 32, 0, &[], &mut [0; 34]), Err(Fault::Misfit));
         assert_eq!(no_such.make(DType::F32, 3, 0, &[&stored], &mut [0; 24]), Err(Fault::Misfit));
+    }
+
+    #[test]
+    fn bytes_that_are_zero_are_values_that_are_zero() {
+        const COLUMNS: usize = 512;
+        for dtype in DType::ALL {
+            let bytes = dtype.row_bytes(COLUMNS as u64).expect("whole blocks") as usize;
+            let (mut row, mut values) = (vec![0x5a; bytes], [1.0; COLUMNS]);
+            Recipe::Zeros.make(dtype, COLUMNS, 0, &[], &mut row).expect("there are no inputs");
+            decode_row(dtype, &row, &mut values);
+            assert_eq!(values, [0.0; COLUMNS], "{dtype}");
+        }
     }
 }

@@ -5,8 +5,10 @@ use std::path::Path;
 use gemma4c_graph::{Builder, Delta, Weight, WeightId};
 
 use super::error::{AdapterError, Fault};
+use super::part::Part;
 use super::shape;
 use super::types::{Adapter, Half, Pair};
+use crate::checkpoint::shown;
 use crate::gemma4::{Config, Keys};
 
 /// Tables of which rows are taken; the head is one of them where a model has no other.
@@ -15,14 +17,46 @@ const TABLES: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 /// The tensors that one pair changes, and the row of B that belongs to the first row of each.
 type Changed = Vec<(WeightId, u32)>;
 
-impl Adapter {
-    /// Declares all pairs, `scale` times as strong as the file says, for the products that are built from here on.
-    pub fn declare(&self, scale: f32, config: &Config, g: &mut Builder) -> Result<(), AdapterError> {
-        let within = AdapterError::within(self.path_of_tensors());
-        for pair in &self.pairs {
-            self.declare_pair(pair, scale, config, g).map_err(&within)?;
+/// The part of a model whose forward pass is built.
+#[derive(Clone, Copy)]
+pub enum Model<'a> {
+    Text(&'a Config),
+    Tower(Part),
+}
+
+impl Model<'_> {
+    fn part(self) -> Part {
+        match self {
+            Model::Text(_) => Part::Text,
+            Model::Tower(part) => part,
         }
-        Ok(())
+    }
+}
+
+/// Declares all pairs for this part, of each adapter so many times as strong as its file says, for the products that are
+/// built from here on.
+pub fn declare(adapters: &[(&Adapter, f32)], model: Model<'_>, g: &mut Builder) -> Result<(), AdapterError> {
+    for (adapter, scale) in adapters {
+        let within = AdapterError::within(adapter.path_of_tensors());
+        for pair in adapter.pairs_of(model.part()) {
+            adapter.declare_pair(pair, *scale, model, g).map_err(&within)?;
+        }
+    }
+    Ok(())
+}
+
+impl Adapter {
+    /// Refuses pairs for what the model does not have.
+    pub(super) fn check_parts(&self, parts: &[Part]) -> Result<(), AdapterError> {
+        let part_of = |pair: &Pair| Part::of(&pair.target);
+        let Some(pair) = self.pairs.iter().find(|pair| !parts.contains(&part_of(pair))) else { return Ok(()) };
+        let why = match part_of(pair) {
+            Part::Audio if parts.contains(&Part::Vision) => {
+                "is of a tower for sound, which the projector does not have"
+            }
+            _ => "is of a tower for pictures or sound: give the model's projector, too (--mmproj)",
+        };
+        Err(AdapterError::within(self.path_of_tensors())(Fault::tensor(&pair.a.called, why)))
     }
 
     /// The file that its tensors are in, for messages.
@@ -30,7 +64,7 @@ impl Adapter {
         self.file.files().first().map_or(&self.path, |file| &file.path)
     }
 
-    fn declare_pair(&self, pair: &Pair, scale: f32, config: &Config, g: &mut Builder) -> Result<(), Fault> {
+    fn declare_pair(&self, pair: &Pair, scale: f32, model: Model<'_>, g: &mut Builder) -> Result<(), Fault> {
         let of = |half: &Half| {
             let tensor = self.file.tensor(&half.tensor).ok_or_else(|| Fault::tensor(&half.called, "is missing"))?;
             let dims = shape::matrix(&half.called, tensor.dims())?;
@@ -39,7 +73,7 @@ impl Adapter {
         };
         let ((a_dims, a_type), (b_dims, b_type)) = (of(&pair.a)?, of(&pair.b)?);
         let ([inputs, rank, experts], [_, outputs, _]) = (a_dims, b_dims);
-        let (changed, [of_inputs, of_outputs, of_experts]) = changed(pair, config, g)?;
+        let (changed, [of_inputs, of_outputs, of_experts]) = changed(pair, model, g)?;
         let model = |what: &[u64]| format!("and {} of the model is {what:?}", pair.target);
         let of_model = [of_inputs, of_outputs, of_experts];
         let shown = if of_experts == 1 { &of_model[..2] } else { &of_model[..] };
@@ -68,7 +102,7 @@ impl Adapter {
 }
 
 /// What a pair changes, and the dimensions of all of it together.
-fn changed(pair: &Pair, config: &Config, g: &Builder) -> Result<(Changed, [u64; 3]), Fault> {
+fn changed(pair: &Pair, model: Model<'_>, g: &Builder) -> Result<(Changed, [u64; 3]), Fault> {
     let refused = |why: String| Err(Fault::tensor(&pair.a.called, why));
     if TABLES.contains(&pair.target.as_str()) {
         return refused(format!("changes {}, a table of embeddings, which is not supported", pair.target));
@@ -88,7 +122,10 @@ fn changed(pair: &Pair, config: &Config, g: &Builder) -> Result<(Changed, [u64; 
     {
         return Ok((vec![(gate, 0), (up, outputs as u32)], [inputs, 2 * outputs, experts]));
     }
-    refused(absent(&pair.target, config))
+    match model {
+        Model::Text(config) => refused(absent(&pair.target, config)),
+        Model::Tower(_) => refused(format!("is for {}, which the projector does not have", shown(&pair.target))),
+    }
 }
 
 fn of_matrix(weight: &Weight) -> Option<[u64; 3]> {
@@ -103,7 +140,7 @@ fn of_matrix(weight: &Weight) -> Option<[u64; 3]> {
 fn absent(target: &str, config: &Config) -> String {
     let of_layer = target.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let Some((Ok(number), rest)) = of_layer.map(|(layer, rest)| (layer.parse::<usize>(), rest)) else {
-        return format!("is for {}, which the model does not have", crate::checkpoint::shown(target));
+        return format!("is for {}, which the model does not have", shown(target));
     };
     let Some(layer) = config.layers.get(number) else {
         return format!("is for layer {number}: the model has {}, counted from 0", config.layers.len());
@@ -115,6 +152,6 @@ fn absent(target: &str, config: &Config) -> String {
         ("attn_v.weight", Keys::ValuesFromKeys) => {
             format!("is for layer {number}, which has no value projection: its values are its keys")
         }
-        _ => format!("is for {}, which the model does not have", crate::checkpoint::shown(target)),
+        _ => format!("is for {}, which the model does not have", shown(target)),
     }
 }

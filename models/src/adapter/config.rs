@@ -54,6 +54,10 @@ pub struct AdapterConfig {
     layer_replication: Setting,
     #[serde(default)]
     trainable_token_indices: Setting,
+    #[serde(default)]
+    arrow_config: Setting,
+    #[serde(default)]
+    kasa_config: Setting,
 }
 
 impl AdapterConfig {
@@ -105,7 +109,7 @@ impl AdapterConfig {
     }
 
     /// What pairs of matrices cannot say: each setting's name, itself, and why it is refused.
-    fn beyond_pairs(&self) -> [(&'static str, &Setting, &'static str); 9] {
+    fn beyond_pairs(&self) -> [(&'static str, &Setting, &'static str); 11] {
         let activated = "is set: an adapter that begins behind certain tokens is not supported";
         [
             ("use_dora", &self.use_dora, "is set: DoRA sets the lengths of columns, too, which pairs cannot"),
@@ -117,6 +121,8 @@ impl AdapterConfig {
             ("alora_invocation_tokens", &self.alora_invocation_tokens, activated),
             ("layer_replication", &self.layer_replication, "is set: a model of other layers is not supported"),
             ("trainable_token_indices", &self.trainable_token_indices, "is set: trained embeddings are not supported"),
+            ("arrow_config", &self.arrow_config, "is set: a choice among adapters for each token is not supported"),
+            ("kasa_config", &self.kasa_config, "is set, which changes the model's own weights, too"),
         ]
     }
 

@@ -3,20 +3,21 @@
 //!
 //! There are two forms: a GGUF file as llama.cpp writes it, and a folder as PEFT saves it. Either becomes an
 //! [`Adapter`]: pairs under the names of the model's own tensors, over tensors that lie in a file or are made of its
-//! bytes. [`read`] knows no model; [`Stored::of_model`] finds what the pairs belong to, and [`Adapter::declare`] gives
-//! them to a forward pass.
+//! bytes. [`read`] knows no model; [`Stored::of_model`] finds what the pairs belong to, and [`declare`] gives them to the
+//! forward pass of a text model or of a tower.
 //!
 //! An adapter is applied whole or refused by the name of its first tensor that cannot be: nothing of it is passed over.
 //! Files are not trusted; what is read of one is bounded by its bytes.
 //!
-//! What it does not do: adapters of tables (embeddings, a head that is one with them) and of towers, and what a pair of
-//! matrices cannot say (DoRA, whole tensors, biases). These are refused.
+//! What it does not do: adapters of tables (embeddings, a head that is one with them), and what a pair of matrices
+//! cannot say (DoRA, whole tensors, biases). These are refused.
 
 mod apply;
 mod config;
 mod error;
 mod gguf;
 mod pad;
+mod part;
 mod pattern;
 mod peft;
 mod shape;
@@ -28,7 +29,9 @@ use std::path::Path;
 use crate::gemma4::Config;
 use crate::gguf::Gguf;
 
+pub use apply::{Model, declare};
 pub use error::{AdapterError, Fault};
+pub use part::Part;
 pub use peft::files;
 pub use summary::Summary;
 pub use types::{Adapter, Half, Pair};
@@ -58,12 +61,15 @@ pub fn read(path: &Path) -> Result<Stored, AdapterError> {
 }
 
 impl Stored {
-    /// The pairs under the names of a model's tensors. Whether they fit is checked when they are declared.
-    pub fn of_model(self, config: &Config) -> Result<Adapter, AdapterError> {
-        match self {
-            Stored::Gguf(stored) => Ok(stored.adapter()),
-            Stored::Peft(stored) => stored.adapter(config),
-        }
+    /// The pairs under the names of the tensors of a model with these parts. Whether they fit is checked when they are
+    /// declared.
+    pub fn of_model(self, config: &Config, parts: &[Part]) -> Result<Adapter, AdapterError> {
+        let adapter = match self {
+            Stored::Gguf(stored) => stored.adapter(),
+            Stored::Peft(stored) => stored.adapter(config)?,
+        };
+        adapter.check_parts(parts)?;
+        Ok(adapter)
     }
 
     pub fn summary(&self) -> Summary {

@@ -12,7 +12,7 @@ use crate::gguf::TensorInfo;
 const GROUP: u64 = 32;
 
 impl Adapter {
-    /// The same with ranks that are whole groups of 32. A pair whose A is not of floats stays as it is.
+    /// The same with ranks that are whole groups of 32.
     pub fn padded(self) -> Adapter {
         let Adapter { path, file, pairs } = self;
         let of_pair = |pair: &Pair| {
@@ -25,17 +25,17 @@ impl Adapter {
     }
 }
 
-/// Both halves with zeros, if that is needed and can be done.
+/// Both halves with zeros, if that is needed.
 fn padded(a: &TensorInfo, b: &TensorInfo) -> Option<[TensorInfo; 2]> {
-    let [of_a, of_b] = [a, b].map(|tensor| tensor.dtype().ok().and_then(Float::of));
-    let (of_a, of_b) = (of_a?, of_b?);
+    // Rows of A may be blocks; those of B, which are as long as the rank, would be whole groups if they were.
+    let (a_type, of_b) = (a.dtype().ok()?, b.dtype().ok().and_then(Float::of)?);
     let [inputs, rank, experts] = shape::matrix(&a.name, a.dims()).ok()?;
     let [_, outputs, _] = shape::matrix(&b.name, b.dims()).ok()?;
     let whole = rank.next_multiple_of(GROUP);
     if whole == rank {
         return None;
     }
-    let own_rows = inputs.checked_mul(rank)?.checked_mul(of_a.bytes())?;
+    let own_rows = a_type.row_bytes(inputs)?.checked_mul(rank)?;
     let of_expert = |expert: u64| {
         let span = Span { file: a.file as u32, offset: a.offset + expert * own_rows, bytes: own_rows };
         let own = Piece { rows: rank, recipe: Recipe::Copy, inputs: vec![span] };
@@ -53,7 +53,7 @@ fn padded(a: &TensorInfo, b: &TensorInfo) -> Option<[TensorInfo; 2]> {
         false => b.pieces.clone(),
     };
     let dims = |columns: u64, rows: u64| if experts == 1 { vec![columns, rows] } else { vec![columns, rows, experts] };
-    let a_new = TensorInfo::made(a.name.to_string(), &dims(inputs, whole), of_a.dtype(), a_pieces);
+    let a_new = TensorInfo::made(a.name.to_string(), &dims(inputs, whole), a_type, a_pieces);
     let b_new = TensorInfo::made(b.name.to_string(), &dims(whole, outputs), of_b.dtype(), b_pieces);
     Some([a_new, b_new])
 }

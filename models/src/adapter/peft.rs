@@ -12,6 +12,7 @@ use gemma4c_plan::{Piece, Span};
 
 use super::config::{self, AdapterConfig};
 use super::error::{AdapterError, Fault};
+use super::part;
 use super::shape;
 use super::summary::Summary;
 use super::types::{Adapter, Half, Pair};
@@ -275,13 +276,13 @@ fn half_of(name: &str) -> Result<(&str, usize, String), Fault> {
 
 /// What a module is called in a GGUF file.
 fn target(tensor: &str, module: &str) -> Result<Target, Fault> {
-    let of_towers = ["vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector"];
-    if of_towers.iter().any(|tower| module.contains(tower)) {
-        return Err(Fault::tensor(tensor, "is of a tower for pictures or sound, whose adapters are not supported"));
-    }
     let unknown = || Fault::tensor(tensor, "is of no module that Gemma 4's text model has");
     for prefix in PREFIXES {
         let Some(rest) = module.strip_prefix(prefix) else { continue };
+        if part::is_of_tower(rest) {
+            let unknown = || Fault::tensor(tensor, "is of a module of a tower that is not adapted here");
+            return part::in_projector(rest).map(Target::Tensor).ok_or_else(unknown);
+        }
         let own = format!("{rest}.weight");
         if let Some(name) = OF_MODEL.iter().find(|name| name.module == own) {
             return Ok(Target::Tensor(name.gguf.into()));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::part::Part;
 use crate::gguf::{Gguf, TensorInfo};
 
 /// One pair of an adapter.
@@ -48,9 +49,14 @@ impl Adapter {
         Adapter { path, file: file.with_tensors(tensors), pairs }
     }
 
-    /// Its tensors in the order in which [`Adapter::declare`] declares them.
-    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        let halves = self.pairs.iter().flat_map(|pair| [&pair.a, &pair.b]);
+    /// The pairs that change a part of the model.
+    pub fn pairs_of(&self, part: Part) -> impl Iterator<Item = &Pair> {
+        self.pairs.iter().filter(move |pair| Part::of(&pair.target) == part)
+    }
+
+    /// Their tensors in the order in which [`declare`](super::declare) declares them.
+    pub fn tensors_of(&self, part: Part) -> impl Iterator<Item = &TensorInfo> {
+        let halves = self.pairs_of(part).flat_map(|pair| [&pair.a, &pair.b]);
         halves.filter_map(|half| self.file.tensor(&half.tensor))
     }
 }

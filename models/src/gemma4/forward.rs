@@ -7,7 +7,7 @@ use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
 
 use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
-use crate::adapter::{Adapter, AdapterError};
+use crate::adapter::{self, Adapter, AdapterError, Model};
 use crate::gguf::Header;
 
 /// Why a file does not give a forward pass.
@@ -28,33 +28,21 @@ pub enum ModelError {
 pub struct Beside<'a> {
     /// Adapters that are always on, and how strong each is.
     pub adapters: &'a [(&'a Adapter, f32)],
-    /// Where soft tokens come: the token whose row of the per-layer embeddings they take.
+    /// Of a model whose towers make soft tokens, which stand among the tokens of a text: the token whose rows of the
+    /// per-layer embeddings they take, which have none for them.
     pub pad: Option<u32>,
 }
 
 /// The forward pass of the model in `file`, from token ids to logits.
 pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
-    declare(file, config, Beside::default())
+    graph_with(file, config, Beside::default())
 }
 
-/// The same of a model whose towers make soft tokens, which stand among the tokens of a text. Per-layer embeddings have
-/// no rows for them and take those of token `pad`.
-pub fn graph_with_soft_tokens(file: &Header, config: &Config, pad: u32) -> Result<Graph, ModelError> {
-    declare(file, config, Beside { pad: Some(pad), ..Beside::default() })
-}
-
-/// The same with all that a pass can have beside a model. The weights of adapters follow the model's own, one adapter
-/// after another.
+/// The same with what goes beside a model. The weights of adapters follow the model's own, one adapter after another.
 pub fn graph_with(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
-    declare(file, config, beside)
-}
-
-fn declare(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    for (adapter, scale) in beside.adapters {
-        adapter.declare(*scale, config, &mut g)?;
-    }
+    adapter::declare(beside.adapters, Model::Text(config), &mut g)?;
     forward(&mut g, config, &weights, beside.pad);
     Ok(g.finish()?)
 }

@@ -83,7 +83,7 @@ fn assert_snapshot(area: &str, name: &str, text: &str) {
 fn towers_as_graphs() {
     for (name, has_encoder) in [("audio-conformer", true), ("audio-samples", false)] {
         let file = projector(has_encoder, |_| None, |_, dims| Some(dims.to_vec()));
-        let tower = gemma4::audio_tower(&file, &AudioConfig::read(&file).unwrap()).unwrap();
+        let tower = gemma4::audio_tower(&file, &AudioConfig::read(&file).unwrap(), &[]).unwrap();
         let stages: Vec<String> =
             tower.stages.iter().map(|(stage, node)| format!("{stage} is {}", tower.graph.full_name(*node))).collect();
         assert_snapshot("graphs", name, &format!("{}\n{}", to_text(&tower.graph), stages.join("\n")));
@@ -115,7 +115,7 @@ fn each_projector_that_does_not_fit_is_told_why() {
             _ => Some(dims.to_vec()),
         },
     );
-    let error = gemma4::audio_tower(&misshapen, &AudioConfig::read(&misshapen).unwrap()).unwrap_err();
+    let error = gemma4::audio_tower(&misshapen, &AudioConfig::read(&misshapen).unwrap(), &[]).unwrap_err();
     writeln!(texts, "tensors missing and misshapen\n    {error}").unwrap();
     assert_snapshot("errors", "projector-audio", &texts);
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use gemma4c_blocks::DType::{self, BF16, F32};
 use gemma4c_graph::{Op, to_text};
-use gemma4c_models::gemma4::{self, Config, Reach, VisionConfig, VisionError, VisionTower};
+use gemma4c_models::gemma4::{self, Beside, Config, Reach, VisionConfig, VisionError, VisionTower};
 use gemma4c_models::gguf::{Header, Value, Writer};
 use gemma4c_models::synth::{self, Preset, Types};
 
@@ -101,7 +101,7 @@ fn unchanged(_: &str, dims: Vec<u64>) -> Option<(Vec<u64>, DType)> {
 }
 
 fn tower(file: &Header) -> Result<VisionTower, VisionError> {
-    gemma4::vision_tower(file, &VisionConfig::read(file)?)
+    gemma4::vision_tower(file, &VisionConfig::read(file)?, &[])
 }
 
 fn assert_snapshot(area: &str, name: &str, text: &str) {
@@ -133,12 +133,15 @@ fn a_missing_bound_is_no_fault() {
     assert_eq!(nodes(&without) + 2, nodes(&projector(Kind::Clipped, |_| None, unchanged)));
 }
 
+/// A text model that towers make soft tokens for.
+const SOFT: Beside<'_> = Beside { adapters: &[], pad: Some(0) };
+
 /// Where a model has no per-layer embeddings, the soft tokens of a picture see each other in the sliding layers.
 #[test]
 fn soft_tokens_see_ahead_in_sliding_layers() {
     let file = synth::describe(Preset::TinyDense, Types::All(DType::Q8_0)).unwrap();
     let config = Config::read(&file).unwrap();
-    let graph = gemma4::graph_with_soft_tokens(&file, &config, 0).unwrap();
+    let graph = gemma4::graph_with(&file, &config, SOFT).unwrap();
     for node in &graph.nodes {
         let layer = node.layer.map(|layer| config.layers[layer as usize]);
         let is_sliding = layer.is_some_and(|layer| layer.attention.reach != Reach::Global);
@@ -156,7 +159,7 @@ fn soft_tokens_see_ahead_in_sliding_layers() {
 fn soft_tokens_stand_in_place_of_embeddings() {
     let file = synth::describe(Preset::TinyE, Types::All(DType::Q8_0)).unwrap();
     let config = Config::read(&file).unwrap();
-    let [plain, soft] = [gemma4::graph(&file, &config), gemma4::graph_with_soft_tokens(&file, &config, 0)]
+    let [plain, soft] = [gemma4::graph(&file, &config), gemma4::graph_with(&file, &config, SOFT)]
         .map(|graph| to_text(&graph.unwrap()).lines().skip(1).map(str::to_owned).collect::<Vec<_>>());
     let only = |a: &[String], b: &[String]| a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>();
     let (gone, new) = (only(&plain, &soft), only(&soft, &plain));

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use base64::prelude::{BASE64_STANDARD, Engine};
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_graph::{Graph, WeightId};
-use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, VisionConfig};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, VisionConfig};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::media;
 use gemma4c_plan::cuda::KvType;
@@ -34,7 +34,7 @@ pub static SEEING: LazyLock<Tiny> = LazyLock::new(|| {
 
 fn add_towers(plan: &mut Plan, [text, projector]: &[Gguf; 2]) {
     let config = Config::read(text).expect("a config");
-    let graph = gemma4::graph_with_soft_tokens(text, &config, 0).expect("a graph");
+    let graph = gemma4::graph_with(text, &config, Beside { adapters: &[], pad: Some(0) }).expect("a graph");
     let limits = Limits { context: CONTEXT, chunk: 96, asked: 16, kv: KvType::F32 };
     plan.program = cpu::lower(&graph, limits).expect("a program");
     plan.weights.clear();
@@ -50,14 +50,14 @@ fn add_towers(plan: &mut Plan, [text, projector]: &[Gguf; 2]) {
             Medium::Picture { patch, pool },
             PICTURE * pool * pool,
             media::image_tokens(&vocab),
-            gemma4::vision_tower(projector, &vision).expect("a tower").graph,
+            gemma4::vision_tower(projector, &vision, &[]).expect("a tower").graph,
         ),
         (
             "audio",
             Medium::Samples { frame },
             (media::RATE * media::MOST_SECONDS).div_ceil(frame),
             media::audio_tokens(&vocab),
-            gemma4::audio_tower(projector, &audio).expect("a tower").graph,
+            gemma4::audio_tower(projector, &audio, &[]).expect("a tower").graph,
         ),
     ] {
         let tokens: MediaTokens = tokens.expect("tokens around media");

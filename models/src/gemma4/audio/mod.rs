@@ -15,6 +15,7 @@ pub use config::{AudioConfig, AudioKind, has_audio};
 pub use error::AudioError;
 
 use super::config::Config;
+use crate::adapter::{self, Adapter, Model, Part};
 use crate::gguf::Header;
 
 /// A tower as a graph over the frames of one sound.
@@ -33,10 +34,15 @@ pub fn audio_fits(audio: &AudioConfig, text: &Config) -> Result<(), AudioError> 
     }
 }
 
-/// The tower in `file`, from the frames of a sound to soft tokens.
-pub fn audio_tower(file: &Header, config: &AudioConfig) -> Result<AudioTower, AudioError> {
+/// The tower in `file`, from the frames of a sound to soft tokens, with the adapters' pairs for it.
+pub fn audio_tower(
+    file: &Header,
+    config: &AudioConfig,
+    adapters: &[(&Adapter, f32)],
+) -> Result<AudioTower, AudioError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
+    adapter::declare(adapters, Model::Tower(Part::Audio), &mut g)?;
     let stages = forward::forward(&mut g, config, &weights);
     Ok(AudioTower { graph: g.finish()?, stages })
 }

@@ -4,6 +4,7 @@ use gemma4c_graph::VerifyError;
 
 use super::super::config::ConfigError;
 use super::super::weights::WeightsError;
+use crate::adapter::AdapterError;
 
 /// Why a projector file gives no tower for a model.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,8 @@ pub enum VisionError {
     OtherSize { projector: Option<String>, projection: u32, model: Option<String>, hidden: u32 },
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     #[error("the declared tower is not well-formed: {0}")]
     Graph(#[from] VerifyError),
 }

@@ -15,6 +15,7 @@ pub use config::VisionConfig;
 pub use error::VisionError;
 
 use super::config::Config;
+use crate::adapter::{self, Adapter, Model, Part};
 use crate::gguf::Header;
 
 /// A tower as a graph over the patches of one picture.
@@ -38,10 +39,15 @@ pub fn fits(vision: &VisionConfig, text: &Config) -> Result<(), VisionError> {
     }
 }
 
-/// The tower in `file`, from the patches of a picture to soft tokens.
-pub fn vision_tower(file: &Header, config: &VisionConfig) -> Result<VisionTower, VisionError> {
+/// The tower in `file`, from the patches of a picture to soft tokens, with the adapters' pairs for it.
+pub fn vision_tower(
+    file: &Header,
+    config: &VisionConfig,
+    adapters: &[(&Adapter, f32)],
+) -> Result<VisionTower, VisionError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
+    adapter::declare(adapters, Model::Tower(Part::Vision), &mut g)?;
     let stages = forward::forward(&mut g, config, &weights);
     Ok(VisionTower { graph: g.finish()?, stages })
 }
