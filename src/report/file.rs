@@ -4,6 +4,7 @@
 //! Everything is read from the header. Nothing is left out because it cannot be read: a tensor of a type that no model
 //! is read in is counted with the others.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -127,8 +128,12 @@ impl Weights {
         sums.filter(|(_, values)| *values > 0).map(|(bytes, values)| bytes as f64 * 8.0 / values as f64)
     }
 
-    fn in_group(&self, group: usize) -> impl Iterator<Item = (&str, &Share)> {
-        self.0.iter().filter(move |((at, _), _)| *at == group).map(|((_, name), share)| (name.as_str(), share))
+    /// The types of a group, that of most tensors first.
+    fn in_group(&self, group: usize) -> Vec<(&str, &Share)> {
+        let of_group = self.0.iter().filter(|((at, _), _)| *at == group);
+        let mut types: Vec<_> = of_group.map(|((_, name), share)| (name.as_str(), share)).collect();
+        types.sort_by_key(|(_, share)| Reverse(share.tensors));
+        types
     }
 }
 
@@ -145,12 +150,12 @@ pub fn text(file: &Header, kind: Kind, runs: &Result<(), String>) -> String {
         let _ = writeln!(out, "tensors        {}, some of an unknown type", file.tensors().len());
     }
     for (at, name) in GROUPS.iter().enumerate() {
-        let types: Vec<String> =
-            weights.in_group(at).map(|(name, share)| format!("{} {name}", share.tensors)).collect();
-        if let Some(bits) = Weights::bits(weights.in_group(at).map(|(_, share)| share)) {
-            let _ = writeln!(out, "  {name:<18}{:<40} {bits:5.2} bits a weight", types.join(", "));
-        } else if !types.is_empty() {
-            let _ = writeln!(out, "  {name:<18}{}", types.join(", "));
+        let types = weights.in_group(at);
+        let named: Vec<String> = types.iter().map(|(name, share)| format!("{} {name}", share.tensors)).collect();
+        if let Some(bits) = Weights::bits(types.iter().map(|(_, share)| *share)) {
+            let _ = writeln!(out, "  {name:<18}{:<40} {bits:5.2} bits a weight", named.join(", "));
+        } else if !named.is_empty() {
+            let _ = writeln!(out, "  {name:<18}{}", named.join(", "));
         }
     }
     for line in unusual(file, kind) {

@@ -1,8 +1,9 @@
 //! `#[registers]`: a plain struct of value types in, the same struct and its C++ text out.
 
 use super::errors::Errors;
-use super::expand::{param_row, source_text};
+use super::expand::source_text;
 use super::heads::documentation;
+use super::rows::param_row;
 use super::types::{KernelType, Structs, Types};
 use proc_macro2::TokenStream;
 use quote::quote;

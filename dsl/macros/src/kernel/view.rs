@@ -2,9 +2,10 @@
 //! gives for it.
 
 use super::errors::Errors;
-use super::expand::{param_row, source_text};
+use super::expand::source_text;
 use super::heads::documentation;
 use super::registers::{comments, expand_struct, named_fields};
+use super::rows::param_row;
 use super::types::{KernelType, Role, Structs, Types};
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
