@@ -65,6 +65,8 @@ pub struct Options {
     pub drafter: Option<PathBuf>,
     /// Adapters that are always on.
     pub adapters: Vec<AdapterAt>,
+    /// Whether the adapter, of which there is one, is merged into the weights while they are loaded.
+    pub merges_adapter: bool,
     /// What the model's matrices of floats become while they are loaded.
     pub quantize: Option<DType>,
     /// The text of a chat template in place of the model's.
@@ -124,6 +126,7 @@ impl Default for Options {
             image_tokens: USUAL_BUDGET,
             drafter: None,
             adapters: Vec::new(),
+            merges_adapter: false,
             quantize: None,
             chat_template: None,
         }

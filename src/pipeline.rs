@@ -29,7 +29,7 @@ use gemma4c_plan::{
     Drafter, MediaTokens, Medium, Model, ModelFile, Piece, Plan, Program, Sampling, Span, Stage, Target, Tower, Vocab,
 };
 
-use crate::adapters::{self, For};
+use crate::adapters::{self, For, Merged};
 use crate::error::Error;
 use crate::files;
 use crate::options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, Options};
@@ -91,6 +91,8 @@ pub struct Files {
     pub text: Source,
     /// What is always added to products, and how strong each is.
     pub adapters: Vec<(Adapter, f32)>,
+    /// What was merged into the text model.
+    pub merged: Option<Merged>,
     /// What reads pictures and sound.
     pub projector: Option<Source>,
     /// What guesses tokens.
@@ -107,7 +109,15 @@ impl Files {
         };
         let projector = open(&options.projector)?;
         let adapters = adapters::open(options, For { text: &text, projector: projector.as_deref() })?;
-        Ok(Files { text, adapters, projector, drafter: open(&options.drafter)? })
+        let drafter = open(&options.drafter)?;
+        if !options.merges_adapter {
+            return Ok(Files { text, adapters, merged: None, projector, drafter });
+        }
+        let (Source::File(file), Some(adapter)) = (text, adapters.into_iter().next()) else {
+            return Err(Error::Option("--lora-merge: a description has no weights".into()));
+        };
+        let (file, merged) = adapters::merge(file, adapter)?;
+        Ok(Files { text: Source::File(file), adapters: Vec::new(), merged: Some(merged), projector, drafter })
     }
 
     /// The adapters as a forward pass takes them.
@@ -471,13 +481,15 @@ impl<'a> Declared<'a> {
     }
 
     fn adapters(&self) -> Vec<gemma4c_plan::Adapter> {
-        let of = |(adapter, scale): &(Adapter, f32)| gemma4c_plan::Adapter {
+        let of = |(adapter, scale): &(Adapter, f32), file: usize, is_merged: bool| gemma4c_plan::Adapter {
             name: adapter.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            file: self.first_file(Some(&adapter.file)) as u32,
+            file: file as u32,
             scale: *scale,
             pairs: adapter.pairs.len() as u32,
+            is_merged,
         };
-        self.files.adapters.iter().map(of).collect()
+        let added = self.files.adapters.iter().map(|own| of(own, self.first_file(Some(&own.0.file)), false));
+        added.chain(self.files.merged.iter().map(|merged| of(&merged.adapter, merged.first_file, true))).collect()
     }
 }
 

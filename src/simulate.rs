@@ -108,11 +108,19 @@ fn files(plan: &Plan, location: &ModelLocation) -> Result<Files, Error> {
     let adapter = |(number, adapter): (usize, &Adapter)| {
         let path = paths.get(adapter.file as usize);
         let path = path.ok_or_else(|| Error::Option(format!("file {} is missing", adapter.file)))?.clone();
-        adapters::open_one((number, &AdapterAt { path, scale: adapter.scale }), model, true)
+        adapters::open_one((number, &AdapterAt { path, scale: adapter.scale }), model, !adapter.is_merged)
     };
-    let adapters = plan.model.adapters.iter().enumerate().map(adapter).collect::<Result<_, Error>>()?;
+    let mut adapters = plan.model.adapters.iter().enumerate().map(adapter).collect::<Result<Vec<_>, Error>>()?;
+    let is_merged = plan.model.adapters.iter().any(|adapter| adapter.is_merged);
+    let (text, merged) = match (text, adapters.pop_if(|_| is_merged)) {
+        (Source::File(file), Some(adapter)) => {
+            let (file, merged) = adapters::merge(file, adapter)?;
+            (Source::File(file), Some(merged))
+        }
+        (text, _) => (text, None),
+    };
     let drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file as usize);
-    Ok(Files { text, adapters, projector, drafter: drafter.map(open).transpose()? })
+    Ok(Files { text, adapters, merged, projector, drafter: drafter.map(open).transpose()? })
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.

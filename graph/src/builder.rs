@@ -72,6 +72,10 @@ impl Builder {
         Some((id, self.graph.weight(id)))
     }
 
+    pub fn weight_of(&self, id: WeightId) -> &Weight {
+        self.graph.weight(id)
+    }
+
     /// How many tensors were declared.
     pub fn weight_count(&self) -> usize {
         self.graph.weights.len()

@@ -57,6 +57,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Vec<AdapterAt>,
 
+    /// Merge the adapter into the weights while they are loaded, so that it costs no time: matrices in blocks are
+    /// quantised again, to q4_0 where they are that, else to q8_0.
+    #[arg(long, requires = "lora")]
+    lora_merge: bool,
+
     /// Quantise the matrices of a model in floats while they are loaded: to the bytes that llama.cpp's quantiser makes
     /// of them. Tables and the LM head get 8 bits with either.
     #[arg(long, value_name = "TYPE", value_parser = quantised)]
@@ -209,6 +214,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         image_tokens: args.image_tokens.unwrap_or(USUAL_BUDGET),
         drafter,
         adapters: args.lora.clone(),
+        merges_adapter: args.lora_merge,
         quantize: args.quantize,
         chat_template: args.chat_template.as_deref().map(files::read_template).transpose()?,
     };
@@ -218,7 +224,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let files = Files::open(&model, &options)?;
     files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
-    adapters::applied(&files.adapters).iter().for_each(|note| eprintln!("{note}"));
+    adapters::applied(&files).iter().for_each(|note| eprintln!("{note}"));
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;
         output::may_be_written(&args.output)?;

@@ -77,6 +77,7 @@ impl Recipe {
         Ok(Files {
             text: Source::Described(synth::describe(self.preset, self.types)?),
             adapters: Vec::new(),
+            merged: None,
             projector: projector.transpose()?.map(Source::Described),
             drafter: drafter.transpose()?.map(Source::Described),
         })

@@ -23,7 +23,8 @@ pub fn header(plan: &Plan) -> String {
     }
     for adapter in &plan.model.adapters {
         let (name, pairs, scale) = (&adapter.name, adapter.pairs, adapter.scale);
-        let _ = writeln!(out, "adapter        {name}: {pairs} pairs, times {scale}");
+        let merged = if adapter.is_merged { ", merged" } else { "" };
+        let _ = writeln!(out, "adapter        {name}: {pairs} pairs, times {scale}{merged}");
     }
     let _ = writeln!(out, "fingerprint    {:016x}", plan.model.fingerprint);
     match &plan.cuda {

@@ -9,6 +9,8 @@ use crate::common::{Place, Tensors, golden, ids};
 
 /// Largest absolute difference of a logit, for an engine that computes in f32.
 const LOGITS: f32 = 1e-3;
+/// Root mean square of that, of weights that were rounded to 8 bits once more.
+const MERGED: f32 = 0.15;
 
 /// The folder of the adapters; without it, the test says that it has checked nothing.
 fn folder() -> Option<PathBuf> {
@@ -44,6 +46,12 @@ fn logits(place: &Place, base: &Path, options: &str, golden: &Tensors) -> Vec<f3
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn rms_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let squares: f32 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
+    (squares / a.len() as f32).sqrt()
 }
 
 /// Of both forms, one and two at once, at several strengths.
@@ -114,6 +122,57 @@ fn an_adapter_at_no_strength_changes_nothing_and_plans_may_hold_them() {
     let mapped = logits(&place, &base, &format!(" --lora '{}'", adapter.display()), &golden);
     let held = logits(&place, &base, &format!(" --lora '{}' --embed-weights", adapter.display()), &golden);
     assert_eq!(held, mapped);
+}
+
+/// Merged into blocks of 8 bits, an adapter is as far from the reference as rounding weights once more, whatever its form;
+/// merged into floats, nearer still. Without it the logits are another model's.
+#[test]
+fn a_merged_adapter_is_as_exact_as_its_weights() {
+    let Some(folder) = folder() else { return };
+    let place = Place::new();
+    let one_adapter = |case: &Value| case["adapters"].as_array().is_some_and(|all| all.len() == 1);
+    for case in cases(&folder, "cases.json").iter().filter(|case| one_adapter(case)) {
+        let golden = Tensors::read(&folder.join(text(case, "golden")));
+        let base = folder.join("..").join(text(case, "base"));
+        let of = |ending| logits(&place, &base, &format!("{} --lora-merge", options(&folder, case, ending)), &golden);
+        let (gguf, peft) = (of(".gguf"), of(""));
+        let off = rms_difference(&gguf, &golden.get("logits").values);
+        let without = rms_difference(&logits(&place, &base, "", &golden), &golden.get("logits").values);
+        eprintln!("{:<28} rms {off:.4}, without the adapter {without:.4}", text(case, "golden"));
+        assert!(off <= MERGED && off * 4.0 <= without, "{case}: rms {off}, without the adapter {without}");
+        assert!(largest_difference(&gguf, &peft) <= 0.25, "{case}: the forms are apart");
+    }
+    let (base, adapter) = (folder.join("../d_tiny_bf16.gguf"), format!(" --lora '{}'", folder.join("d_r16").display()));
+    let golden = Tensors::read(&folder.join("d_r16.golden.safetensors"));
+    let added = logits(&place, &base, &adapter, &golden);
+    let merged = logits(&place, &base, &format!("{adapter} --lora-merge"), &golden);
+    let off = rms_difference(&merged, &added);
+    eprintln!("in bf16 rms {off:.4}");
+    assert!(off > 0.0 && off <= MERGED / 4.0, "in bf16: rms {off}");
+}
+
+/// What merging does is said, a plan with its weights holds the merged ones, and it is refused where it cannot be.
+#[test]
+fn merging_says_what_it_does() {
+    let Some(folder) = folder() else { return };
+    let place = Place::new();
+    let (base, adapter) = (folder.join("../d_tiny_q4_k.gguf"), folder.join("d_r4"));
+    let (base, adapter) = (base.display(), adapter.display());
+    let ran = place.run(&format!("compile '{base}' -o plan.bin --target cpu --lora '{adapter}' --lora-merge"));
+    for said in ["merged 26 of 26 pairs", "26 matrices of q4_k are q8_0 now", "perplexity --against"] {
+        assert!(ran.stderr.contains(said), "{said}: {}", ran.stderr);
+    }
+    let summary = place.ok("inspect plan.bin");
+    assert!(summary.contains("d_r4: 26 pairs, times 1, merged"), "{summary}");
+    place.ok(&format!("compile '{base}' -o held.bin --target cpu --lora '{adapter}' --lora-merge --embed-weights"));
+    let line = "--tokens 2,5,6,7 --all";
+    assert_eq!(
+        place.logits("held.bin", line).get("logits").values,
+        place.logits("plan.bin", line).get("logits").values
+    );
+    let twice = format!("compile '{base}' -o no.bin --target cpu --lora '{adapter}' --lora '{adapter}' --lora-merge");
+    let refused = place.refused(&twice);
+    assert!(refused.contains("--lora-merge merges one adapter; --lora is given 2 times"), "{refused}");
 }
 
 /// Every broken adapter is refused by the name of what cannot be applied.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::DType;
 
 /// How rows are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Recipe {
     /// The bytes as they are. Input: the rows.
     Copy,
@@ -34,6 +34,27 @@ pub enum Recipe {
     Interleaved { from: Float, of: u32, step: u32, columns: u32 },
     /// Values that are zero: of every type, bytes that are zero. No input.
     Zeros,
+    /// A matrix with the product of two small ones added, so many times. Inputs: its rows; all of the second; rows of
+    /// the first.
+    Merged { base: DType, times: f32, rank: u32, second: Float, first: First },
+}
+
+/// Of the first of two small matrices, whose rows have a value for each row of the second: its values, and whether the
+/// columns of `step` matrices take turns, of which it is number `of`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct First {
+    pub from: Float,
+    pub of: u32,
+    pub step: u32,
+}
+
+/// The type of a matrix to which another is added: its own where values of floats can be put into that, else the widest
+/// that is not as wide as floats.
+pub fn merged_type(base: DType) -> DType {
+    match base {
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q4_0 => base,
+        _ => DType::Q8_0,
+    }
 }
 
 /// Scales in a tensor of their own: one for each block of so many rows and columns, the last ones cut off at the edge.
@@ -132,6 +153,17 @@ impl Recipe {
                 vec![Input::by_row(all.checked_mul(from.bytes())?)]
             }
             Recipe::Zeros => vec![],
+            Recipe::Merged { base, rank, second, first, .. }
+                if to == merged_type(base)
+                    && rank > 0
+                    && first.of < first.step
+                    && base.layout().bytes == base.layout().file_bytes =>
+            {
+                let all = columns.checked_mul(rank.into())?.checked_mul(second.bytes())?;
+                let row = u64::from(rank).checked_mul(first.step.into())?.checked_mul(first.from.bytes())?;
+                let all = Input { rows_each: u64::MAX, bytes: all };
+                vec![Input::by_row(base.row_bytes(columns)?), all, Input::by_row(row)]
+            }
             Recipe::Integers { bits: bits @ (2 | 4 | 8), has_zeros, scales } if is_coded() => {
                 let per = 32 / u64::from(bits);
                 let words = Input::by_row(columns.div_ceil(per).checked_mul(4)?);

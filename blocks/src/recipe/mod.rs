@@ -18,4 +18,4 @@ mod numbers;
 mod quantise;
 
 pub use fault::{BadScale, Fault};
-pub use kinds::{Float, Input, MOST_INPUTS, Recipe, Scales};
+pub use kinds::{First, Float, Input, MOST_INPUTS, Recipe, Scales, merged_type};

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, Delta, Weight, WeightId};
 
 use super::error::{AdapterError, Fault};
@@ -15,7 +16,7 @@ use crate::gemma4::{Config, Keys};
 const TABLES: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 
 /// The tensors that one pair changes, and the row of B that belongs to the first row of each.
-type Changed = Vec<(WeightId, u32)>;
+pub(super) type Changed = Vec<(WeightId, u32)>;
 
 /// The part of a model whose forward pass is built.
 #[derive(Clone, Copy)]
@@ -60,12 +61,28 @@ impl Adapter {
     }
 
     /// The file that its tensors are in, for messages.
-    fn path_of_tensors(&self) -> &Path {
+    pub(super) fn path_of_tensors(&self) -> &Path {
         self.file.files().first().map_or(&self.path, |file| &file.path)
     }
 
     fn declare_pair(&self, pair: &Pair, scale: f32, model: Model<'_>, g: &mut Builder) -> Result<(), Fault> {
-        let of = |half: &Half| {
+        let Placed { changed, factor, a, b } = self.place(pair, scale, model, g)?;
+        let [a, b] = [a, b].map(|half| g.weight(half.name, half.dtype, &half.dims));
+        for (weight, first) in changed {
+            g.adapt(weight, Delta { a, b, factor, first });
+        }
+        Ok(())
+    }
+
+    /// What a pair changes, `scale` times as strong as its file says; its shapes fit.
+    pub(super) fn place<'a>(
+        &'a self,
+        pair: &'a Pair,
+        scale: f32,
+        model: Model<'_>,
+        g: &Builder,
+    ) -> Result<Placed<'a>, Fault> {
+        let of = |half: &'a Half| {
             let tensor = self.file.tensor(&half.tensor).ok_or_else(|| Fault::tensor(&half.called, "is missing"))?;
             let dims = shape::matrix(&half.called, tensor.dims())?;
             let dtype = tensor.dtype().map_err(|error| Fault::NotAdapter(error.to_string()))?;
@@ -88,17 +105,29 @@ impl Adapter {
             return Err(Fault::tensor(&pair.a.called, format!("is for {experts} experts, {}", model(shown))));
         }
         let whole = |dims: [u64; 3]| if of_experts == 1 { dims[..2].to_vec() } else { dims.to_vec() };
-        let a = g.weight(&pair.a.tensor, a_type, &whole(a_dims));
-        let b = g.weight(&pair.b.tensor, b_type, &whole(b_dims));
         let factor = pair.factor * scale;
         if rank == 0 || !factor.is_finite() {
             return Err(Fault::tensor(&pair.a.called, format!("is multiplied by {factor}")));
         }
-        for (weight, first) in changed {
-            g.adapt(weight, Delta { a, b, factor, first });
-        }
-        Ok(())
+        let a = PlacedHalf { name: &pair.a.tensor, dtype: a_type, dims: whole(a_dims) };
+        let b = PlacedHalf { name: &pair.b.tensor, dtype: b_type, dims: whole(b_dims) };
+        Ok(Placed { changed, factor, a, b })
     }
+}
+
+/// A pair and what it changes.
+pub(super) struct Placed<'a> {
+    pub changed: Changed,
+    pub factor: f32,
+    pub a: PlacedHalf<'a>,
+    pub b: PlacedHalf<'a>,
+}
+
+/// A half as the model has it: a matrix, or one for each expert.
+pub(super) struct PlacedHalf<'a> {
+    pub name: &'a str,
+    pub dtype: DType,
+    pub dims: Vec<u64>,
 }
 
 /// What a pair changes, and the dimensions of all of it together.

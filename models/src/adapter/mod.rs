@@ -16,6 +16,7 @@ mod apply;
 mod config;
 mod error;
 mod gguf;
+mod merge;
 mod pad;
 mod part;
 mod pattern;
@@ -31,6 +32,7 @@ use crate::gguf::Gguf;
 
 pub use apply::{Model, declare};
 pub use error::{AdapterError, Fault};
+pub use merge::merge;
 pub use part::Part;
 pub use peft::files;
 pub use summary::Summary;

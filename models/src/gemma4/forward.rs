@@ -8,7 +8,7 @@ use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
 use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
 use crate::adapter::{self, Adapter, AdapterError, Model};
-use crate::gguf::Header;
+use crate::gguf::{Gguf, Header};
 
 /// Why a file does not give a forward pass.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,13 @@ pub struct Beside<'a> {
 /// The forward pass of the model in `file`, from token ids to logits.
 pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
     graph_with(file, config, Beside::default())
+}
+
+/// The model in `file` with an adapter merged into its weights, so many times as strong as its file says.
+pub fn merged(file: Gguf, config: &Config, adapter: (&Adapter, f32)) -> Result<Gguf, ModelError> {
+    let mut g = Builder::new();
+    weights::declare(&file, config, &mut g)?;
+    Ok(adapter::merge(file, adapter, config, &g)?)
 }
 
 /// The same with what goes beside a model. The weights of adapters follow the model's own, one adapter after another.

@@ -14,5 +14,5 @@ pub use assistant::{Centroids, DrafterConfig, DrafterError, DrafterGraph, drafte
 pub use audio::{AudioConfig, AudioError, AudioKind, AudioTower, audio_fits, audio_tower, has_audio};
 pub use config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 pub use files::{OpenError, QUANTISED, open, quantised};
-pub use forward::{Beside, ModelError, graph, graph_with};
+pub use forward::{Beside, ModelError, graph, graph_with, merged};
 pub use vision::{VisionConfig, VisionError, VisionTower, fits, vision_tower};

@@ -48,7 +48,7 @@ pub(crate) use map::Mapping;
 const GGML_I32: u32 = 26;
 
 /// One tensor of the table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     pub name: Box<str>,
     dims: [u64; MAX_DIMS],
@@ -196,6 +196,23 @@ impl Gguf {
         let by_name = header::sorted(&tensors, |t| &t.name).unwrap_or_default();
         let header = Header { tensors, by_name, ..self.header };
         Gguf { header, ..self }
+    }
+
+    /// The same model with another's files behind its own.
+    pub(crate) fn with_files_of(mut self, other: &Gguf) -> Gguf {
+        self.files.extend(other.files.iter().cloned());
+        self.maps.extend(other.maps.iter().cloned());
+        self
+    }
+
+    /// The same model with these tensors in place of those of their names.
+    pub(crate) fn with_replaced(mut self, new: Vec<TensorInfo>) -> Gguf {
+        for tensor in new {
+            if let Some(old) = self.header.tensors.iter_mut().find(|old| old.name == tensor.name) {
+                *old = tensor;
+            }
+        }
+        self
     }
 
     /// The same model with some tensors replaced by others of the same name.

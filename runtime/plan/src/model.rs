@@ -17,7 +17,8 @@ pub struct ModelFile {
 /// Adapters of a plan, at most.
 pub const MOST_ADAPTERS: usize = 64;
 
-/// An adapter that is always on: its matrices are among the plan's weights, and its products among the steps.
+/// An adapter that is always on: its matrices are among the plan's weights, and its products among the steps; or it is
+/// merged into the model's weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adapter {
     /// As its file or folder is called.
@@ -28,6 +29,8 @@ pub struct Adapter {
     pub scale: f32,
     /// The products that it changes.
     pub pairs: u32,
+    /// Whether the model's weights are made with it while they are loaded.
+    pub is_merged: bool,
 }
 
 /// The model's identity and the numbers a person asks for.
@@ -50,7 +53,7 @@ pub struct Model {
 }
 
 /// A stored tensor and where its bytes lie.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
     pub name: String,
     pub dtype: DType,
@@ -69,7 +72,7 @@ pub struct Weight {
 }
 
 /// Some rows of a tensor, and how they are made of bytes in files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
     pub rows: u64,
     pub recipe: Recipe,
