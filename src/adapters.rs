@@ -11,7 +11,6 @@ use gemma4c_plan::MOST_ADAPTERS;
 
 use crate::error::Error;
 use crate::options::{AdapterAt, Options};
-use crate::pipeline::Files;
 
 /// The model that adapters are for: its text, and the projector that has its towers.
 #[derive(Clone, Copy)]
@@ -54,13 +53,13 @@ pub fn open_one((number, at): (usize, &AdapterAt), model: For<'_>, for_gpu: bool
 }
 
 /// What was applied, a sentence for each adapter, and what merging costs.
-pub fn applied(files: &Files) -> Vec<String> {
+pub fn applied(adapters: &[(Adapter, f32)], merged: Option<&Merged>) -> Vec<String> {
     let of = |how: &str, (adapter, scale): &(Adapter, f32)| {
         let times = if *scale == 1.0 { String::new() } else { format!(", times {scale}") };
         let pairs = adapter.pairs.len();
         format!("{}: {how} {pairs} of {pairs} pairs{times}", adapter.path.display())
     };
-    let merged = files.merged.iter().flat_map(|merged| {
+    let merged = merged.into_iter().flat_map(|merged| {
         let requantised = merged.types.iter().map(|(from, to, count)| match from == to {
             true => format!("{count} matrices of {from} are quantised again"),
             false => format!("{count} matrices of {from} are {to} now"),
@@ -70,7 +69,7 @@ pub fn applied(files: &Files) -> Vec<String> {
         let cost = (!requantised.is_empty()).then(|| format!("{}; {exact}", requantised.join(", ")));
         [of("merged", &merged.adapter)].into_iter().chain(cost)
     });
-    files.adapters.iter().map(|adapter| of("applied", adapter)).chain(merged).collect()
+    adapters.iter().map(|adapter| of("applied", adapter)).chain(merged).collect()
 }
 
 /// An adapter that was merged into a model.

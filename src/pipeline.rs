@@ -445,19 +445,15 @@ impl<'a> Declared<'a> {
 
     /// The files, and what tells them from others.
     fn stored(&self, folder: &Path) -> Result<(Vec<ModelFile>, u64), Error> {
-        let mut of_files: Vec<(&Gguf, Vec<&TensorInfo>)> = Vec::new();
-        let mut files = Vec::new();
-        if self.tensors.iter().any(|(file, _)| file.is_none()) {
-            return Err(Error::Option("a description has no weights to run".into()));
-        }
-        for file in self.files.with_weights() {
-            let own = self.tensors.iter().filter(|(other, _)| is_same(*other, file));
-            of_files.push((file, own.map(|(_, tensor)| *tensor).collect()));
-            for part in file.files() {
-                files.push(model_file(part, folder)?);
-            }
-        }
-        Ok((files, Gguf::fingerprint_of(&of_files)))
+        let models = self.files.with_weights();
+        let in_model = |(file, tensor): &(Option<&Gguf>, &'a TensorInfo)| {
+            Some((models.iter().position(|model| is_same(*file, model))?, *tensor))
+        };
+        let tensors: Option<Vec<(usize, &TensorInfo)>> = self.tensors.iter().map(in_model).collect();
+        let tensors = tensors.ok_or_else(|| Error::Option("a description has no weights to run".into()))?;
+        let parts = models.iter().flat_map(|model| model.files());
+        let files = parts.map(|part| model_file(part, folder)).collect::<Result<_, Error>>()?;
+        Ok((files, Gguf::fingerprint_of(&models, tensors)))
     }
 
     /// The table of weights as a plan has it.

@@ -72,7 +72,7 @@ pub fn make(model: &Path, wanted: &Wanted, tell: &mut dyn FnMut(String)) -> Resu
     let started = Instant::now();
     let options = options(wanted)?;
     let files = Files::open(model, &options)?;
-    adapters::applied(&files).into_iter().for_each(&mut *tell);
+    adapters::applied(&files.adapters, files.merged.as_ref()).into_iter().for_each(&mut *tell);
     let Wanted { context, kv, may_be_fewer, .. } = wanted;
     let may = Choosable { context: context.is_none(), kv: kv.is_none(), sequences: *may_be_fewer };
     // What is chosen follows from that, so it need not be chosen again to find the plan.

@@ -28,8 +28,7 @@ impl ModelLocation {
 
     /// Every path at which a run may find a file of the plan's models, there or not.
     pub fn candidates(&self, plan: &Plan) -> Vec<PathBuf> {
-        let only_one = plan.model.files.len() == 1;
-        plan.model.files.iter().flat_map(|file| places(file, self, only_one)).collect()
+        (0..plan.model.files.len()).flat_map(|index| places(plan, index, self)).collect()
     }
 
     /// All files of the plan's models, in the plan's order.
@@ -64,8 +63,8 @@ impl Weights {
     fn in_model(plan: &Plan, location: &ModelLocation) -> Result<Weights, RuntimeError> {
         let mut opened = Vec::new();
         let mut maps = Vec::new();
-        for file in &plan.model.files {
-            let path = find(file, location, plan.model.files.len() == 1).map_err(|error| match error {
+        for (index, file) in plan.model.files.iter().enumerate() {
+            let path = find(plan, index, location).map_err(|error| match error {
                 RuntimeError::ModelMissing { name, looked } if plan.embedded.is_some() => {
                     RuntimeError::RepackedAlone { name, looked }
                 }
@@ -255,8 +254,9 @@ fn check_numbers(weight: &Weight, from: u64, blocks: &[u8]) -> Result<(), Runtim
     }
 }
 
-fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<PathBuf, RuntimeError> {
-    let looked = places(file, location, only_one);
+/// Where a plan's file of this number is.
+fn find(plan: &Plan, index: usize, location: &ModelLocation) -> Result<PathBuf, RuntimeError> {
+    let (file, looked) = (&plan.model.files[index], places(plan, index, location));
     match looked.iter().find(|p| p.is_file()) {
         Some(path) => Ok(path.clone()),
         None => Err(RuntimeError::ModelMissing { name: name(file).to_string_lossy().into_owned(), looked }),
@@ -268,14 +268,20 @@ fn name(file: &ModelFile) -> &OsStr {
 }
 
 /// Where a file of a plan's model may be, the likeliest place first.
-fn places(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Vec<PathBuf> {
+fn places(plan: &Plan, index: usize, location: &ModelLocation) -> Vec<PathBuf> {
+    let file = &plan.model.files[index];
     let name = name(file);
+    let said = [location.folder().join(&file.path), location.folder().join(name)];
+    let beside = |given: &Path| if given.is_dir() { given.join(name) } else { given.with_file_name(name) };
+    let is_adapter = plan.model.adapters.iter().any(|adapter| adapter.file as usize == index);
+    let only_one = plan.model.files.len() == plan.model.adapters.len() + 1;
     let mut places = match &location.given {
-        Some(given) if given.is_dir() => vec![given.join(name)],
-        Some(given) if only_one => vec![given.clone()],
+        // Adapters of several folders have one name. They stay where they were when the model is given elsewhere.
+        Some(given) if is_adapter => said.into_iter().chain([beside(given)]).collect(),
+        Some(given) if only_one && !given.is_dir() => vec![given.clone()],
         // Of a split model one part was named; the others are beside it.
-        Some(given) => vec![given.with_file_name(name)],
-        None => vec![location.folder().join(&file.path), location.folder().join(name)],
+        Some(given) => vec![beside(given)],
+        None => said.to_vec(),
     };
     places.dedup();
     places

@@ -224,7 +224,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let files = Files::open(&model, &options)?;
     files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
-    adapters::applied(&files).iter().for_each(|note| eprintln!("{note}"));
+    adapters::applied(&files.adapters, files.merged.as_ref()).iter().for_each(|note| eprintln!("{note}"));
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;
         output::may_be_written(&args.output)?;

@@ -175,6 +175,21 @@ fn merging_says_what_it_does() {
     assert!(refused.contains("--lora-merge merges one adapter; --lora is given 2 times"), "{refused}");
 }
 
+/// Folders of PEFT have files of one name; they stay where they are when a run is told that the model is elsewhere.
+#[test]
+fn adapters_stay_where_they_are_when_the_model_moves() {
+    let Some(folder) = folder() else { return };
+    let (place, base) = (Place::new(), folder.join("../e_tiny_q8_0.gguf"));
+    let adapters = ["e_r4", "e_r16"].map(|name| format!(" --lora '{}'", folder.join(name).display())).concat();
+    place.ok(&format!("compile '{}' -o plan.bin --target cpu --ctx 256{adapters}", base.display()));
+    std::fs::create_dir_all(place.path("elsewhere")).expect("a folder");
+    std::fs::copy(&base, place.path("elsewhere/renamed.gguf")).expect("a copy");
+    let line =
+        format!("--tokens {} --all", ids(&Tensors::read(&folder.join("e_sum.golden.safetensors")).ids("tokens")));
+    let of = |more: &str| place.logits("plan.bin", &format!("{line}{more}")).get("logits").values.clone();
+    assert_eq!(of(" --model elsewhere/renamed.gguf"), of(""));
+}
+
 /// Every broken adapter is refused by the name of what cannot be applied.
 #[test]
 fn broken_adapters_are_refused_by_name() {

@@ -21,14 +21,16 @@ const OF_PICTURES: [(&str, &str); 4] = [
     ("vision_tower.encoder.layers.1.mlp.down_proj.linear", "v.blk.1.ffn_down.weight"),
     ("embed_vision.embedding_projection", "mm.input_projection.weight"),
 ];
-const OF_SOUND: [(&str, &str); 6] = [
+const OF_SOUND: [(&str, &str); 5] = [
     ("audio_tower.layers.0.feed_forward2.ffw_layer_1.linear", "a.blk.0.ffn_up_1.weight"),
     ("audio_tower.layers.1.lconv1d.linear_start.linear", "a.blk.1.conv_pw1.weight"),
     ("audio_tower.layers.1.self_attn.post.linear", "a.blk.1.attn_out.weight"),
-    ("audio_tower.layers.0.self_attn.relative_k_proj", "a.blk.0.attn_k_rel.weight"),
     ("audio_tower.output_proj", "a.pre_encode.out.weight"),
     ("embed_audio.embedding_projection", "mm.a.input_projection.weight"),
 ];
+
+/// Attention reads it, and no product.
+const OF_DISTANCES: (&str, &str) = ("audio_tower.layers.0.self_attn.relative_k_proj", "a.blk.0.attn_k_rel.weight");
 
 /// A pair for a matrix of a projector.
 struct Pair {
@@ -131,6 +133,10 @@ fn an_adapter_of_towers_is_what_merged_weights_are() {
         std::fs::copy(folder.join(from), place.path(to)).expect("a copy");
     }
     let projector = Gguf::open(place.path("mmproj.gguf")).expect("a projector");
+    write_adapter(&place, "distances", &[Pair::new(&projector, OF_DISTANCES)]);
+    let line = "compile model.gguf --mmproj mmproj.gguf --target cpu -o plan.bin --lora distances";
+    let refused = place.refused(line);
+    assert!(refused.contains("relative_k_proj.lora_A") && refused.contains("products"), "{refused}");
     let logits = |options: &str, what: &str, tokens: &str| {
         place.ok(&format!("compile model.gguf --image-tokens 70 --target cpu -o plan.bin {options}"));
         place.logits("plan.bin", &format!("--tokens {tokens} --all {what}")).get("logits").values.clone()

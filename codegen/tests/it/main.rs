@@ -18,7 +18,6 @@ mod kernels_gather;
 mod kernels_geglu;
 mod kernels_gemm;
 mod kernels_heads;
-mod kernels_low_bits;
 mod kernels_matvec;
 mod kernels_moe;
 mod kernels_norm;

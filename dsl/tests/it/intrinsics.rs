@@ -278,7 +278,7 @@ fn float_functions(x: Input<f32>, exact: Output<f32>, close: Output<f32>) {
     exact[at + 13] = v / w - -v;
     exact[at + 14] = (v - w) - (v - (w - v));
     exact[at + 15] = v * 1.0e-3 + w * 2.5e10;
-    let at = i * 11;
+    let at = i * 10;
     close[at] = v.exp();
     close[at + 1] = v.exp2();
     close[at + 2] = (v.abs() + 0.1).ln();

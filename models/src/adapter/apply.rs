@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gemma4c_blocks::DType;
-use gemma4c_graph::{Builder, Delta, Weight, WeightId};
+use gemma4c_graph::{Builder, Delta, Graph, Op, Weight, WeightId};
 
 use super::error::{AdapterError, Fault};
 use super::part::Part;
@@ -14,6 +14,10 @@ use crate::gemma4::{Config, Keys};
 
 /// Tables of which rows are taken; the head is one of them where a model has no other.
 const TABLES: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
+
+/// Gate and up of experts may be stacked in an adapter and apart in a model.
+const STACKED: &str = "ffn_gate_up_exps.weight";
+const APART: [&str; 2] = ["ffn_gate_exps.weight", "ffn_up_exps.weight"];
 
 /// The tensors that one pair changes, and the row of B that belongs to the first row of each.
 pub(super) type Changed = Vec<(WeightId, u32)>;
@@ -34,13 +38,35 @@ impl Model<'_> {
     }
 }
 
-/// Declares all pairs for this part, of each adapter so many times as strong as its file says, for the products that are
-/// built from here on.
+/// Declares all pairs for this part for the products that are built from here on: of each adapter so many times as
+/// strong as its file says.
 pub fn declare(adapters: &[(&Adapter, f32)], model: Model<'_>, g: &mut Builder) -> Result<(), AdapterError> {
     for (adapter, scale) in adapters {
         let within = AdapterError::within(adapter.path_of_tensors());
         for pair in adapter.pairs_of(model.part()) {
             adapter.declare_pair(pair, *scale, model, g).map_err(&within)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses pairs that are not in the forward pass: of a tensor that is read otherwise than by products, or not at all,
+/// nothing would be changed.
+pub fn check(adapters: &[(&Adapter, f32)], model: Model<'_>, graph: &Graph) -> Result<(), AdapterError> {
+    let is_read_by_products = |name: &str| {
+        let weight = graph.weights.iter().position(|weight| weight.name == name);
+        let mut readers = graph.nodes.iter().filter(|node| node.op.weight().map(WeightId::index) == weight).peekable();
+        let is_product = |op: Op| matches!(op, Op::MatMul { .. } | Op::ExpertMatMul { .. });
+        weight.is_some() && readers.peek().is_some() && readers.all(|node| is_product(node.op))
+    };
+    for (adapter, _) in adapters {
+        for pair in adapter.pairs_of(model.part()) {
+            let are_apart =
+                || apart(&pair.target).is_some_and(|names| names.iter().all(|name| is_read_by_products(name)));
+            if !is_read_by_products(&pair.target) && !are_apart() {
+                let why = format!("changes {}, which is not only read by products", shown(&pair.target));
+                return Err(AdapterError::within(adapter.path_of_tensors())(Fault::tensor(&pair.a.called, why)));
+            }
         }
     }
     Ok(())
@@ -142,10 +168,7 @@ fn changed(pair: &Pair, model: Model<'_>, g: &Builder) -> Result<(Changed, [u64;
             None => refused(format!("changes {}, which is no matrix: only products are adapted", pair.target)),
         };
     }
-    // Gate and up may be stacked in the adapter and apart in the model.
-    let apart = pair.target.strip_suffix("ffn_gate_up_exps.weight").map(|layer| {
-        ["ffn_gate_exps.weight", "ffn_up_exps.weight"].map(|name| g.find_weight(&format!("{layer}{name}")))
-    });
+    let apart = apart(&pair.target).map(|names| names.map(|name| g.find_weight(&name)));
     if let Some([Some((gate, weight)), Some((up, _))]) = apart
         && let Some([inputs, outputs, experts]) = of_matrix(weight)
     {
@@ -155,6 +178,12 @@ fn changed(pair: &Pair, model: Model<'_>, g: &Builder) -> Result<(Changed, [u64;
         Model::Text(config) => refused(absent(&pair.target, config)),
         Model::Tower(_) => refused(format!("is for {}, which the projector does not have", shown(&pair.target))),
     }
+}
+
+/// The names of gate and up where the model has them apart.
+fn apart(target: &str) -> Option<[String; 2]> {
+    let layer = target.strip_suffix(STACKED)?;
+    Some(APART.map(|name| format!("{layer}{name}")))
 }
 
 fn of_matrix(weight: &Weight) -> Option<[u64; 3]> {

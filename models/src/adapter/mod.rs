@@ -3,8 +3,8 @@
 //!
 //! There are two forms: a GGUF file as llama.cpp writes it, and a folder as PEFT saves it. Either becomes an
 //! [`Adapter`]: pairs under the names of the model's own tensors, over tensors that lie in a file or are made of its
-//! bytes. [`read`] knows no model; [`Stored::of_model`] finds what the pairs belong to, and [`declare`] gives them to the
-//! forward pass of a text model or of a tower.
+//! bytes. [`read`] knows no model; [`Stored::of_model`] finds what the pairs belong to, [`declare`] gives them to the
+//! forward pass of a text model or of a tower, and [`check`] sees that they are in it.
 //!
 //! An adapter is applied whole or refused by the name of its first tensor that cannot be: nothing of it is passed over.
 //! Files are not trusted; what is read of one is bounded by its bytes.
@@ -30,7 +30,7 @@ use std::path::Path;
 use crate::gemma4::Config;
 use crate::gguf::Gguf;
 
-pub use apply::{Model, declare};
+pub use apply::{Model, check, declare};
 pub use error::{AdapterError, Fault};
 pub use merge::merge;
 pub use part::Part;

@@ -51,7 +51,9 @@ pub fn graph_with(file: &Header, config: &Config, beside: Beside<'_>) -> Result<
     let weights = weights::declare(file, config, &mut g)?;
     adapter::declare(beside.adapters, Model::Text(config), &mut g)?;
     forward(&mut g, config, &weights, beside.pad);
-    Ok(g.finish()?)
+    let graph = g.finish()?;
+    adapter::check(beside.adapters, Model::Text(config), &graph)?;
+    Ok(graph)
 }
 
 fn forward(g: &mut Builder, config: &Config, w: &Weights, soft: Option<u32>) {

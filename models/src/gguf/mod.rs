@@ -313,25 +313,24 @@ impl Gguf {
     /// # Panics
     /// Where a tensor is another model's and lies outside this one's files.
     pub fn fingerprint<'a>(&self, tensors: impl IntoIterator<Item = &'a TensorInfo>) -> u64 {
-        Gguf::fingerprint_of(&[(self, tensors.into_iter().collect())])
+        Gguf::fingerprint_of(&[self], tensors.into_iter().map(|tensor| (0, tensor)))
     }
 
-    /// The same of several models as one: files and tensors of one after those of another.
+    /// The same of several models as one: the files of one after those of another, and of each tensor which of the
+    /// models has it.
     ///
     /// # Panics
     /// Where a tensor lies outside the files of its model.
-    pub fn fingerprint_of(models: &[(&Gguf, Vec<&TensorInfo>)]) -> u64 {
-        let maps: Vec<Arc<Mapping>> = models.iter().flat_map(|(model, _)| model.maps.iter().cloned()).collect();
-        let infos = models.iter().flat_map(|(model, _)| &model.files);
+    pub fn fingerprint_of<'a>(models: &[&Gguf], tensors: impl IntoIterator<Item = (usize, &'a TensorInfo)>) -> u64 {
+        let maps: Vec<Arc<Mapping>> = models.iter().flat_map(|model| model.maps.iter().cloned()).collect();
+        let infos = models.iter().flat_map(|model| &model.files);
         let files: Vec<FileBytes<'_>> = std::iter::zip(&maps, infos)
             .map(|(map, file)| FileBytes { bytes: map, header_len: file.header_len })
             .collect();
-        let mut first_file = 0;
-        let tensors = models.iter().flat_map(|(model, tensors)| {
-            let first = first_file;
-            first_file += model.files.len();
-            let spans = tensors.iter().flat_map(|tensor| tensor.spans());
-            spans.map(move |span| (first + span.file as usize, span.offset, span.bytes))
+        let first_file = |model: usize| models[..model].iter().map(|model| model.files.len()).sum::<usize>();
+        let tensors = tensors.into_iter().flat_map(|(model, tensor)| {
+            let first = first_file(model);
+            tensor.spans().map(move |span| (first + span.file as usize, span.offset, span.bytes))
         });
         Mapping::scattered(&maps, || fingerprint(&files, tensors))
             .expect("every range was checked against its file when it was opened")

@@ -77,8 +77,8 @@ fn add_towers(plan: &mut Plan, [text, projector]: &[Gguf; 2]) {
         own.map(|weight| gguf.tensor(&weight.name).expect("a tensor").clone()).collect::<Vec<_>>()
     };
     let tensors = [of_file(0, text), of_file(1, projector)];
-    let [of_text, of_towers] = [0, 1].map(|file| tensors[file].iter().collect());
-    plan.model.fingerprint = Gguf::fingerprint_of(&[(text, of_text), (projector, of_towers)]);
+    let tensors = tensors.iter().enumerate().flat_map(|(file, own)| own.iter().map(move |tensor| (file, tensor)));
+    plan.model.fingerprint = Gguf::fingerprint_of(&[text, projector], tensors);
 }
 
 fn add_weights(plan: &mut Plan, gguf: &Gguf, file: u32, graph: &Graph) {

@@ -42,7 +42,10 @@ pub fn audio_tower(
 ) -> Result<AudioTower, AudioError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    adapter::declare(adapters, Model::Tower(Part::Audio), &mut g)?;
+    let tower = Model::Tower(Part::Audio);
+    adapter::declare(adapters, tower, &mut g)?;
     let stages = forward::forward(&mut g, config, &weights);
-    Ok(AudioTower { graph: g.finish()?, stages })
+    let graph = g.finish()?;
+    adapter::check(adapters, tower, &graph)?;
+    Ok(AudioTower { graph, stages })
 }

@@ -47,7 +47,10 @@ pub fn vision_tower(
 ) -> Result<VisionTower, VisionError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    adapter::declare(adapters, Model::Tower(Part::Vision), &mut g)?;
+    let tower = Model::Tower(Part::Vision);
+    adapter::declare(adapters, tower, &mut g)?;
     let stages = forward::forward(&mut g, config, &weights);
-    Ok(VisionTower { graph: g.finish()?, stages })
+    let graph = g.finish()?;
+    adapter::check(adapters, tower, &graph)?;
+    Ok(VisionTower { graph, stages })
 }

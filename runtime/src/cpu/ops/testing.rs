@@ -1,6 +1,6 @@
 //! What the unit tests of the ops share: seeded values, comparison with f64, a pool of a given size.
 
-use gemma4c_blocks::DType;
+use gemma4c_blocks::{Codes, DType, Layout, Minimum, Scale};
 
 /// A small generator of seeded noise.
 pub struct Random(u64);
@@ -26,7 +26,7 @@ impl Random {
         (0..n).map(|_| self.value()).collect()
     }
 
-    /// Encoded rows of any format: random codes, every half-precision field small and finite.
+    /// Encoded rows of any format: random codes, every factor small and finite.
     pub fn encoded(&mut self, dtype: DType, values: usize) -> Vec<u8> {
         let bytes = dtype.row_bytes(values as u64).unwrap() as usize;
         match dtype {
@@ -36,20 +36,46 @@ impl Random {
             DType::BF16 => (0..values).flat_map(|_| ((self.bits() as u16 & 0x807f) | 0x3e00).to_le_bytes()).collect(),
             _ => {
                 let mut row: Vec<u8> = (0..bytes).map(|_| self.bits() as u8).collect();
-                // The scales sit first in a block, and the minimum after them; Q6_K alone has its scale last.
-                let (first, halves) = match dtype {
-                    DType::Q6K => (208, 1),
-                    DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => (0, 2),
-                    _ => (0, 1),
-                };
-                for block in row.chunks_exact_mut(dtype.layout().bytes) {
-                    for half in block[first..first + 2 * halves].chunks_exact_mut(2) {
-                        half.copy_from_slice(&((self.bits() as u16 & 0x83ff) | 0x1c00).to_le_bytes());
-                    }
-                }
+                row.chunks_exact_mut(dtype.layout().bytes).for_each(|block| self.make_small(dtype.layout(), block));
                 row
             }
         }
+    }
+
+    /// Overwrites the factor and the addend of a block of random bits, and the codes that are no numbers.
+    fn make_small(&mut self, layout: &Layout, block: &mut [u8]) {
+        let bits = self.bits();
+        let put = |block: &mut [u8], at: usize, value: u64| {
+            block[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
+        };
+        // 1.xxx times ±2^-8, as a half, and as a bfloat16, which is the upper part of a single.
+        let (small_half, small_brain) = (bits & 0x83ff | 0x1c00, bits & 0x807f | 0x3b80);
+        match layout.scale {
+            Scale::One => {}
+            Scale::Half { offset: half }
+            | Scale::Packed6 { half, .. }
+            | Scale::Bytes16 { half, .. }
+            | Scale::Split6 { half, .. }
+            | Scale::Split6By16 { half, .. }
+            | Scale::LowNibbles16 { half, .. }
+            | Scale::Odd { half, .. } => put(block, half, small_half),
+            Scale::Brain { offset } => put(block, offset, small_brain),
+            Scale::Single { offset: single } | Scale::Floats16 { single, .. } => put(block, single + 2, small_brain),
+            Scale::Exponent { offset } => block[offset] = 119,
+        }
+        match layout.minimum {
+            Minimum::Zero => {}
+            Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => {
+                put(block, half, bits >> 16 & 0x83ff | 0x1c00);
+            }
+            Minimum::ZeroPoint { offset } => put(block, offset, bits >> 16 & 15),
+        }
+        let floats8 = match (layout.codes, layout.scale) {
+            (Codes::E4M3 { plane }, _) => plane.offset..block.len(),
+            (_, Scale::Floats16 { bytes, .. }) => bytes..bytes + layout.len / 16,
+            _ => 0..0,
+        };
+        block[floats8].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
     }
 }
 
