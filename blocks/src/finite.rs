@@ -2,7 +2,7 @@
 //! which products may decode them, would be infinite. A file has them where it is damaged, and one of them makes
 //! everything behind it useless.
 
-use crate::layout::{Codes, DType, Layout, Minimum, Scale};
+use crate::layout::{Codes, DType, Layout, Scale};
 use crate::reference::scale;
 
 /// Values that are looked at together, without a branch.
@@ -23,7 +23,7 @@ pub fn first_not_finite(dtype: DType, blocks: &[u8]) -> Option<usize> {
         let odd = |block: &[u8]| !wide_factor(layout, block).is_some_and(fits) || has_odd_code(layout, block);
         return Some(blocks.chunks_exact(layout.bytes).position(odd)? * layout.len);
     }
-    let (factor, addend) = halves(layout);
+    let (factor, addend) = (layout.scale.factor().map_or(0, |(at, _)| at), layout.minimum.half());
     let most = largest_factor(layout);
     let magnitude = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & !SIGN;
     let odd =
@@ -93,30 +93,6 @@ fn first_float<const N: usize>(values: &[u8], exponent: u16) -> Option<usize> {
     let mut groups = values.chunks(GROUP);
     let group = groups.position(|group| group.iter().fold(false, |odd, value| odd | is_odd(value)))?;
     Some(group * GROUP + values[group * GROUP..].iter().position(is_odd)?)
-}
-
-/// Where a block of codes has its halves: one, and perhaps another.
-fn halves(layout: &Layout) -> (usize, Option<usize>) {
-    let factor = match layout.scale {
-        Scale::One => 0,
-        Scale::Half { offset } => offset,
-        Scale::Packed6 { half, .. }
-        | Scale::Bytes16 { half, .. }
-        | Scale::Split6 { half, .. }
-        | Scale::Split6By16 { half, .. }
-        | Scale::LowNibbles16 { half, .. }
-        | Scale::Odd { half, .. } => half,
-        Scale::Brain { .. } | Scale::Single { .. } | Scale::Exponent { .. } | Scale::Floats16 { .. } => {
-            unreachable!("their blocks have a check of their own")
-        }
-    };
-    let addend = match layout.minimum {
-        Minimum::Zero => None,
-        Minimum::Half { offset } => Some(offset),
-        Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => Some(half),
-        Minimum::ZeroPoint { .. } => None,
-    };
-    (factor, addend)
 }
 
 #[cfg(test)]

@@ -200,6 +200,46 @@ pub enum Minimum {
     },
 }
 
+/// What the factor of a block is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factor {
+    Half,
+    Brain,
+    Single,
+    Exponent,
+}
+
+impl Scale {
+    /// Where a block has its factor, and what that is stored as; factors of sub-blocks are multiplied with it.
+    pub const fn factor(&self) -> Option<(usize, Factor)> {
+        match *self {
+            Scale::One => None,
+            Scale::Half { offset: half }
+            | Scale::Packed6 { half, .. }
+            | Scale::Bytes16 { half, .. }
+            | Scale::Split6 { half, .. }
+            | Scale::Split6By16 { half, .. }
+            | Scale::LowNibbles16 { half, .. }
+            | Scale::Odd { half, .. } => Some((half, Factor::Half)),
+            Scale::Brain { offset } => Some((offset, Factor::Brain)),
+            Scale::Single { offset: single } | Scale::Floats16 { single, .. } => Some((single, Factor::Single)),
+            Scale::Exponent { offset } => Some((offset, Factor::Exponent)),
+        }
+    }
+}
+
+impl Minimum {
+    /// Where a block has an addend in half precision, if it has one.
+    pub const fn half(&self) -> Option<usize> {
+        match *self {
+            Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => {
+                Some(half)
+            }
+            Minimum::Zero | Minimum::ZeroPoint { .. } => None,
+        }
+    }
+}
+
 /// One block format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {

@@ -22,4 +22,4 @@ pub mod narrow;
 pub mod recipe;
 pub mod reference;
 
-pub use layout::{Codes, DType, Index, Layout, Minimum, OddField, Plane, Scale, Signs};
+pub use layout::{Codes, DType, Factor, Index, Layout, Minimum, OddField, Plane, Scale, Signs};

@@ -1,34 +1,19 @@
 //! The fast decoders against the literal reading of the layout table, bit for bit, for every format.
 
 use gemma4c_blocks::decode::{BlockFormat, decode_row, half_to_f32};
-use gemma4c_blocks::{DType, Minimum, Scale, reference, with_format};
+use gemma4c_blocks::{DType, Factor, reference, with_format};
 use proptest::prelude::*;
 
-/// Byte offsets of the half-precision fields of a block: random bits there may be infinite or NaN.
+/// Byte offsets of the fields of a block that are, or end in, a float of 16 bits: random bits there may be infinite or
+/// NaN. A bfloat16's bits, which a single's upper ones are, are not told from a half's.
 fn half_fields(dtype: DType) -> Vec<usize> {
     let layout = dtype.layout();
-    let scale = match layout.scale {
-        Scale::One => None,
-        Scale::Half { offset: half }
-        | Scale::Packed6 { half, .. }
-        | Scale::Bytes16 { half, .. }
-        | Scale::Split6 { half, .. }
-        | Scale::Split6By16 { half, .. }
-        | Scale::LowNibbles16 { half, .. }
-        | Scale::Odd { half, .. } => Some(half),
-        // A bfloat16's bits, or a single's upper ones, are not told from a half's.
-        Scale::Brain { offset } => Some(offset),
-        Scale::Single { offset } | Scale::Floats16 { single: offset, .. } => Some(offset + 2),
-        Scale::Exponent { .. } => None,
-    };
-    let minimum = match layout.minimum {
-        Minimum::Zero => None,
-        Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => {
-            Some(half)
-        }
-        Minimum::ZeroPoint { .. } => None,
-    };
-    scale.into_iter().chain(minimum).collect()
+    let factor = layout.scale.factor().and_then(|(at, stored)| match stored {
+        Factor::Half | Factor::Brain => Some(at),
+        Factor::Single => Some(at + 2),
+        Factor::Exponent => None,
+    });
+    factor.into_iter().chain(layout.minimum.half()).collect()
 }
 
 /// Finite halves: any, and often the awkward ones (zeros, subnormals, extremes).

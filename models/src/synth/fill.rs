@@ -42,7 +42,7 @@ const SAMPLE: usize = 1024;
 pub(super) struct Blocks {
     layout: &'static Layout,
     /// The factor of a block as it is stored, picked by a random byte.
-    scales: [Factor; 256],
+    scales: [Stored; 256],
     /// The half-precision minimum that centres a block with that factor.
     minima: [[u8; 2]; 256],
 }
@@ -202,12 +202,12 @@ impl Blocks {
         };
         let half = |value: f32| f16::from_f32(value).to_le_bytes();
         let stored = |i: usize| match layout.scale {
-            Scale::Brain { .. } => Factor::two(bf16::from_f32(factor(i)).to_le_bytes()),
-            Scale::Single { .. } => Factor { bytes: factor(i).to_le_bytes(), len: 4 },
-            Scale::Exponent { .. } => Factor::one(exponent_of(scale, i)),
+            Scale::Brain { .. } => Stored::two(bf16::from_f32(factor(i)).to_le_bytes()),
+            Scale::Single { .. } => Stored { bytes: factor(i).to_le_bytes(), len: 4 },
+            Scale::Exponent { .. } => Stored::one(exponent_of(scale, i)),
             // From 0.5 to 1.5: the size of the values is in the tensor's own factor.
-            Scale::Floats16 { .. } => Factor::one(E4M3_HALF + (i % 13) as u8),
-            _ => Factor::two(half(factor(i))),
+            Scale::Floats16 { .. } => Stored::one(E4M3_HALF + (i % 13) as u8),
+            _ => Stored::two(half(factor(i))),
         };
         let centre = match layout.minimum {
             Minimum::Zero => 0.0,
@@ -274,18 +274,18 @@ impl Blocks {
 
 /// A block's factor in the bytes of its format.
 #[derive(Clone, Copy)]
-struct Factor {
+struct Stored {
     bytes: [u8; 4],
     len: usize,
 }
 
-impl Factor {
-    fn one(byte: u8) -> Factor {
-        Factor { bytes: [byte, 0, 0, 0], len: 1 }
+impl Stored {
+    fn one(byte: u8) -> Stored {
+        Stored { bytes: [byte, 0, 0, 0], len: 1 }
     }
 
-    fn two(bytes: [u8; 2]) -> Factor {
-        Factor { bytes: [bytes[0], bytes[1], 0, 0], len: 2 }
+    fn two(bytes: [u8; 2]) -> Stored {
+        Stored { bytes: [bytes[0], bytes[1], 0, 0], len: 2 }
     }
 
     fn put(&self, block: &mut [u8], offset: usize) {
@@ -306,21 +306,10 @@ fn exponent_of(scale: f32, i: usize) -> u8 {
     (exponent as i32 + 128 + i32::from((i as f32) < share * 256.0)) as u8
 }
 
-/// Where the factor of a block lies.
+/// Where the factor of a file's block lies: at the front, where its four scales are, if the file has it elsewhere.
 fn scale_offset(layout: &Layout) -> usize {
-    match layout.scale {
-        Scale::One => 0,
-        Scale::Half { offset } => offset,
-        Scale::Packed6 { half, .. }
-        | Scale::Bytes16 { half, .. }
-        | Scale::Split6 { half, .. }
-        | Scale::Split6By16 { half, .. }
-        | Scale::LowNibbles16 { half, .. }
-        | Scale::Odd { half, .. } => half,
-        Scale::Brain { offset } | Scale::Single { offset } | Scale::Exponent { offset } => offset,
-        // A file's block has no factor in front.
-        Scale::Floats16 { .. } => 0,
-    }
+    let is_elsewhere = layout.file_bytes < layout.bytes;
+    layout.scale.factor().filter(|_| !is_elsewhere).map_or(0, |(at, _)| at)
 }
 
 fn put(block: &mut [u8], offset: usize, half: [u8; 2]) {

@@ -1,6 +1,6 @@
 //! What the unit tests of the ops share: seeded values, comparison with f64, a pool of a given size.
 
-use gemma4c_blocks::{Codes, DType, Layout, Minimum, Scale};
+use gemma4c_blocks::{Codes, DType, Factor, Layout, Minimum, Scale};
 
 /// A small generator of seeded noise.
 pub struct Random(u64);
@@ -50,25 +50,18 @@ impl Random {
         };
         // 1.xxx times ±2^-8, as a half, and as a bfloat16, which is the upper part of a single.
         let (small_half, small_brain) = (bits & 0x83ff | 0x1c00, bits & 0x807f | 0x3b80);
-        match layout.scale {
-            Scale::One => {}
-            Scale::Half { offset: half }
-            | Scale::Packed6 { half, .. }
-            | Scale::Bytes16 { half, .. }
-            | Scale::Split6 { half, .. }
-            | Scale::Split6By16 { half, .. }
-            | Scale::LowNibbles16 { half, .. }
-            | Scale::Odd { half, .. } => put(block, half, small_half),
-            Scale::Brain { offset } => put(block, offset, small_brain),
-            Scale::Single { offset: single } | Scale::Floats16 { single, .. } => put(block, single + 2, small_brain),
-            Scale::Exponent { offset } => block[offset] = 119,
+        match layout.scale.factor() {
+            None => {}
+            Some((at, Factor::Half)) => put(block, at, small_half),
+            Some((at, Factor::Brain)) => put(block, at, small_brain),
+            Some((at, Factor::Single)) => put(block, at + 2, small_brain),
+            Some((at, Factor::Exponent)) => block[at] = 119,
         }
-        match layout.minimum {
-            Minimum::Zero => {}
-            Minimum::Half { offset: half } | Minimum::Packed6 { half, .. } | Minimum::HighNibbles16 { half, .. } => {
-                put(block, half, bits >> 16 & 0x83ff | 0x1c00);
-            }
-            Minimum::ZeroPoint { offset } => put(block, offset, bits >> 16 & 15),
+        if let Some(at) = layout.minimum.half() {
+            put(block, at, bits >> 16 & 0x83ff | 0x1c00);
+        }
+        if let Minimum::ZeroPoint { offset } = layout.minimum {
+            put(block, offset, bits >> 16 & 15);
         }
         let floats8 = match (layout.codes, layout.scale) {
             (Codes::E4M3 { plane }, _) => plane.offset..block.len(),
