@@ -248,7 +248,7 @@ fn an_interrupted_run_goes_on() {
 #[test]
 fn a_killed_run_goes_on() {
     let place = two_plans();
-    place.write("ids.txt", lines(&(0..40).map(|seed| random_tokens(seed, 60, 1024)).collect::<Vec<_>>()));
+    place.write("ids.txt", lines(&(0..12).map(|seed| random_tokens(seed, 60, 1024)).collect::<Vec<_>>()));
     let line = "perplexity q8_0.bin --tokens ids.txt --decode -o json";
     let mut child = place.command(&format!("{line} --checkpoint state")).stdout(Stdio::null()).spawn().unwrap();
     let finished = || std::fs::read_to_string(place.path("state")).map_or(0, |text| windows_in(&text));
@@ -259,7 +259,7 @@ fn a_killed_run_goes_on() {
     child.wait().unwrap();
     assert!(finished() >= 3);
     let ran = place.run(&format!("{line} --checkpoint state"));
-    assert!(ran.stderr.contains("of 40 windows are in state already"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("of 12 windows are in state already"), "{}", ran.stderr);
     assert_eq!(ran.stdout, place.ok(line));
 }
 
@@ -273,7 +273,7 @@ fn windows_in(text: &str) -> usize {
 fn a_simulated_gpu_is_scored_by_the_phase_it_is_fed_through() {
     let place = Place::new();
     place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
-    let options = Options { context: Some(64), chunk: Some(32), ..Options::default() };
+    let options = Options { context: Some(64), chunk: Some(8), ..Options::default() };
     place.write("plan.bin", lowered::plan(&place.path("model.gguf"), &options).to_bytes().unwrap());
     place.write("ids.txt", lines(&[random_tokens(7, 6, 1024)]));
     let line = "plan.bin --tokens ids.txt --device sim --against plan.bin --against-device cpu";
