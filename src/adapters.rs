@@ -1,4 +1,5 @@
-//! The adapters that a plan is compiled with: opening them for a model, and saying what was applied.
+//! The adapters that a plan is compiled with: opening them for a model, merging one into its weights, and saying what was
+//! applied.
 
 use std::collections::BTreeMap;
 

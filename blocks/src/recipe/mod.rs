@@ -14,6 +14,7 @@ mod coded;
 mod fault;
 mod kinds;
 mod make;
+mod merge;
 mod numbers;
 mod quantise;
 

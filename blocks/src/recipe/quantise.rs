@@ -3,8 +3,18 @@
 
 use half::f16;
 
+use crate::DType;
+
+/// Of one of the two types that there are quantisers for.
+pub(super) fn quantise_block(values: &[f32; 32], to: DType, block: &mut [u8]) {
+    match to {
+        DType::Q4_0 => quantise_q4_0(values, block),
+        _ => quantise_q8_0(values, block),
+    }
+}
+
 /// The value of largest magnitude, its sign kept, becomes code -8: of two equally large the first.
-pub(super) fn quantise_q4_0(values: &[f32; 32], block: &mut [u8]) {
+fn quantise_q4_0(values: &[f32; 32], block: &mut [u8]) {
     let mut largest = 0.0f32;
     for &value in values {
         if value.abs() > largest.abs() {
@@ -22,7 +32,7 @@ pub(super) fn quantise_q4_0(values: &[f32; 32], block: &mut [u8]) {
 }
 
 /// The largest magnitude becomes code 127; halves are rounded away from zero.
-pub(super) fn quantise_q8_0(values: &[f32; 32], block: &mut [u8]) {
+fn quantise_q8_0(values: &[f32; 32], block: &mut [u8]) {
     let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let scale = largest / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };

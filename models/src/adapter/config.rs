@@ -16,7 +16,7 @@ pub const NAME: &str = "adapter_config.json";
 /// Starts of training that change the model's own weights: the pairs belong to these, not to the model.
 const CHANGING: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 /// No alpha is larger, and no rank.
-const MOST_ALPHA: f64 = 1e9;
+pub const MOST_ALPHA: f64 = 1e9;
 const MOST_RANK: f64 = 16_777_216.0;
 
 /// The settings that count. What only training needs is not read.

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::config::MOST_ALPHA;
 use super::error::{AdapterError, Fault};
 use super::shape;
 use super::summary::Summary;
@@ -12,8 +13,6 @@ use crate::gguf::{Gguf, TensorInfo};
 
 /// The two endings, A's first.
 const ENDINGS: [&str; 2] = [".lora_a", ".lora_b"];
-/// No alpha that was trained with is larger.
-const MOST_ALPHA: f32 = 1e9;
 
 /// A GGUF adapter.
 pub struct FromGguf {
@@ -53,7 +52,7 @@ impl FromGguf {
             return Err(within(Fault::setting(activated, why)));
         }
         let alpha = meta.f32("adapter.lora.alpha")?;
-        if alpha.is_nan() || alpha.abs() > MOST_ALPHA {
+        if alpha.is_nan() || f64::from(alpha.abs()) > MOST_ALPHA {
             let why = format!("is {alpha}, expected a number up to {MOST_ALPHA}");
             return Err(within(Fault::setting("adapter.lora.alpha", why)));
         }
