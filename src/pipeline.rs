@@ -428,6 +428,7 @@ impl<'a> Declared<'a> {
                 vocab_size: self.config.vocab_size,
                 trained_context: self.config.context,
                 adapters,
+                seats: self.options.seats,
             },
             target: if cuda.is_some() { Target::Cuda } else { Target::Cpu },
             weights,

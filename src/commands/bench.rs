@@ -21,6 +21,7 @@ use super::Outcome;
 use super::cached::{ModelArgs, Needs};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::synthetic_media::Media;
+use crate::options::AdapterAt;
 use crate::output::print;
 use crate::{progress, random};
 use batched::Batched;
@@ -89,6 +90,10 @@ pub struct Args {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Vec<AdapterAt>,
 
     #[command(flatten)]
     model: ModelArgs,
@@ -164,6 +169,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         verified,
         drafter: None,
         is_drafted,
+        adapters: &args.lora,
+        seats: None,
         image_tokens: None,
         sharing: 1,
     };

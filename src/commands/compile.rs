@@ -215,6 +215,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         drafter,
         adapters: args.lora.clone(),
         merges_adapter: args.lora_merge,
+        seats: None,
         quantize: args.quantize,
         chat_template: args.chat_template.as_deref().map(files::read_template).transpose()?,
     };

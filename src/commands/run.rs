@@ -25,6 +25,7 @@ use super::generation::{DraftArg, Generation, PenaltyArgs, SamplingArgs, Unseede
 use super::media::{Media, MediaArgs};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::{parse_ids, read_prompt};
+use crate::options::AdapterAt;
 use crate::output::{self, OutputFile};
 use crate::reader::{Reader, Shown};
 use chat::Chat;
@@ -118,6 +119,10 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
 
+    /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Vec<AdapterAt>,
+
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -145,6 +150,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
+        adapters: &args.lora,
+        seats: None,
         image_tokens: args.media.image_tokens(),
         sharing: 1,
     };

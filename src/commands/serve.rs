@@ -17,6 +17,7 @@ use super::media;
 use super::plan_file::{EngineArgs, PlanArgs};
 use crate::by_name;
 use crate::device::EngineOptions;
+use crate::options::AdapterAt;
 use crate::output;
 
 mod log;
@@ -138,6 +139,10 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
 
+    /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Vec<AdapterAt>,
+
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -155,7 +160,7 @@ pub fn run(args: Args) -> Result<Outcome> {
     for (name, is_given) in [
         ("--model", args.plan.model.is_some()),
         ("--mmproj", args.model.has_projector()),
-        ("--lora", args.model.has_adapter()),
+        ("--lora", !args.lora.is_empty()),
         ("--draft FILE", args.draft.file().is_some()),
     ] {
         ensure!(given == 1 || !is_given, "{name} is for one model; {given} are given");
@@ -243,6 +248,8 @@ fn offer(args: &Args, at: usize, sharing: u64) -> Result<Offer> {
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
+        adapters: &args.lora,
+        seats: None,
         image_tokens: args.image_tokens,
         sharing,
     };

@@ -16,6 +16,7 @@ mod list;
 mod model;
 mod places;
 mod program;
+mod seats;
 pub mod stamps;
 mod tower;
 mod validate;
@@ -32,6 +33,7 @@ pub use format::{PlanError, START, VERSION, own_bytes};
 pub use gemma4c_ops::{Attribute, CacheId, Op, RowCount, WeightId};
 pub use model::{Adapter, MOST_ADAPTERS, Model, ModelFile, Piece, Span, Target, Weight};
 pub use program::{Cache, Kind, Program, Step, Value, ValueIndex};
+pub use seats::{MOST_SEAT_RANK, MOST_SEATS, SEAT_RANK_STEP, SeatWeights, Seats};
 pub use tower::{MediaTokens, Medium, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
 

@@ -177,6 +177,7 @@ impl BackendDevice {
             host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
+            seats: plan.model.seats,
         };
         let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| program.phases.iter().all(pick);
         let plan_picks = Picks {

@@ -141,6 +141,7 @@ impl CpuDevice {
             host_units: u32::try_from(options.host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(ring.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
+            seats: plan.model.seats,
         };
         let plan = Arc::new(plan);
         let executor = Executor::open(Arc::clone(&plan), location, room)?;

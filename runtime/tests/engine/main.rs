@@ -43,6 +43,7 @@ fn limits() -> Limits {
         host_units: 30,
         ring_units: 2,
         block_units: 1,
+        seats: None,
     }
 }
 
@@ -118,6 +119,7 @@ impl Random {
             rule: self.rule(),
             prompt: prompt.into(),
             media: Arc::default(),
+            adapter: None,
             client: self.below(3),
         }
     }

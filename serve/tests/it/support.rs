@@ -66,6 +66,7 @@ pub fn compile(path: &Path, context: u32) -> Plan {
             vocab_size: config.vocab_size,
             trained_context: config.context,
             adapters: Vec::new(),
+            seats: None,
         },
         target: Target::Cpu,
         weights: graph.weights.iter().zip(&tensors).map(weight).collect(),
