@@ -193,6 +193,12 @@ pub static FAMILIES: &[Family] = &[
         cases: || [cases::tower::cases(), cases::tower_fast::cases(), cases::sound::cases()].concat(),
     },
     Family {
+        name: "adapter",
+        about: "the halves of an adapter's pair, of one for all rows or of each row's seat",
+        kernels: &[kernels::adapter::narrow_rows::DEF, kernels::adapter::widen_rows::DEF],
+        cases: cases::adapter::cases,
+    },
+    Family {
         name: "plain",
         about: "every operation of a graph on its own, in f32, weights as they lie in the file",
         kernels: &[

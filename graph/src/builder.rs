@@ -168,10 +168,9 @@ impl Builder {
     /// `W x`, and what adapters add to it.
     pub fn matmul(&mut self, weight: WeightId, x: Value) -> Value {
         let mut sum = self.push(Op::MatMul { weight }, &[x]);
-        for delta in self.deltas_of(weight) {
-            let narrow = self.narrow(delta, x, |g| g.push(Op::MatMul { weight: delta.a }, &[x]));
-            let change = self.push(Op::MatMul { weight: delta.b }, &[narrow]);
-            sum = self.add(sum, change);
+        for Delta { a, b, factor, .. } in self.deltas_of(weight) {
+            let narrow = self.push(Op::Narrow { weight: a, factor }, &[x]);
+            sum = self.push(Op::Widen { weight: b }, &[sum, narrow]);
         }
         sum
     }

@@ -129,6 +129,8 @@ impl<D: Declared> Applied<'_, D> {
                 let w = self.matrix_of_rows(weight)?;
                 Ok(Type { width: w.width(w.dim(1))?, ..x })
             }
+            Op::Narrow { weight, factor } => self.narrow(weight, factor),
+            Op::Widen { weight } => self.widen(weight),
             Op::ExpertMatMul { weight, first, len } => self.expert_matmul(weight, first, len),
             Op::TokenMatMul { weight } => {
                 let tokens = self.inputs[1];
@@ -311,6 +313,32 @@ impl<D: Declared> Applied<'_, D> {
     fn matrix_of_rows(&self, weight: WeightId) -> Rule<Tensor<'_>> {
         self.fits_rows(weight, |w| w.is_matrix() && w.dim(0) == self.x.width as u64)?;
         Ok(self.declared.weight(weight))
+    }
+
+    fn narrow(&self, weight: WeightId, factor: f32) -> Rule<Type> {
+        ensure(factor.is_finite(), || format!("{factor} is no factor"))?;
+        let w = self.half_of_pair(weight, self.x.width)?;
+        Ok(Type { width: w.width(w.dim(1))?, ..self.x })
+    }
+
+    fn widen(&self, weight: WeightId) -> Rule<Type> {
+        let (x, narrow) = (self.x, self.inputs[1]);
+        let w = self.half_of_pair(weight, narrow.width)?;
+        let fits = w.dim(1) == x.width as u64 && narrow == Type { width: narrow.width, ..x };
+        ensure(fits, || format!("{} {:?} does not widen {narrow} to {x}", w.name, w.dims))?;
+        Ok(x)
+    }
+
+    /// One half of an adapter's pair, or that of every seat, which rows so wide can be multiplied by. Positions say whose
+    /// seat a row has.
+    fn half_of_pair(&self, weight: WeightId, width: u32) -> Rule<Tensor<'_>> {
+        let (x, w) = (self.x, self.declared.weight(weight));
+        let fits =
+            (w.is_matrix() || w.dims.len() == 3) && w.dim(0) == width as u64 && w.dims.iter().all(|dim| *dim > 0);
+        ensure(fits, || format!("{} {:?} does not fit rows {width} wide", w.name, w.dims))?;
+        let has_sequence = w.is_matrix() || matches!(x.rows, RowCount::Chunk | RowCount::Asked);
+        ensure(has_sequence, || format!("{x} are of no sequence, which would have a seat"))?;
+        Ok(w)
     }
 
     fn are_alike(&self) -> Rule<()> {

@@ -91,6 +91,12 @@ operations! {
     /// `W_e x` for every row and each of its experts `e`, where `W_e` is output rows `first .. first + len` of the
     /// expert: tensors may hold two matrices stacked. `x` is one row for all experts, or one a slot.
     expert_matmul(x, routing) => ExpertMatMul { weight: WeightId, first: u32, len: u32 };
+    /// `factor * A x` for every row: the narrow half of an adapter's pair. Where A is `[inputs, rank, seats]`, a row takes
+    /// the matrix of its sequence's seat, and the factor its sequence says; zeros where it has no seat.
+    narrow(x) => Narrow { weight: WeightId, factor: f32 };
+    /// `y + B x` for every row: the wide half, added to the product that the pair changes. Where B is
+    /// `[rank, outputs, seats]`, a row takes the matrix of its sequence's seat; `y` where it has none.
+    widen(y, x) => Widen { weight: WeightId };
     /// The rows of W that the row's tokens name, times x.
     token_matmul(x, tokens) => TokenMatMul { weight: WeightId };
     /// A convolution of 3 by 3 over rows and columns, with stride 2 along both and zeros around. A row is its columns,

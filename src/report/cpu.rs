@@ -51,7 +51,7 @@ impl Cost {
         let weight = |id: WeightId| &plan.weights[id.index()];
         let all = |id: WeightId| Cost { bytes: weight(id).bytes, flops: 0 };
         match step.op {
-            Op::MatMul { weight: w } => {
+            Op::MatMul { weight: w } | Op::Narrow { weight: w, .. } | Op::Widen { weight: w } => {
                 let products = weight(w).dims.iter().fold(2u64, |n, dim| n.saturating_mul(*dim));
                 Cost { bytes: weight(w).bytes, flops: products }
             }

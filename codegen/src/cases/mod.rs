@@ -3,6 +3,7 @@
 //! A case knows nothing of who runs it: tests run it in the simulator and as host-compiled text, `gemma4c kernels --check`
 //! on a GPU. A file has the cases of a family, or some of them, with their oracles; `families.rs` puts them together.
 
+pub mod adapter;
 pub mod attention;
 mod cache;
 pub mod draft;

@@ -16,6 +16,7 @@
 //! measured ([`crate::measured`]). `choice` puts it into words: a reason and a runner-up for every step. Nothing here
 //! needs a GPU.
 
+mod adapter;
 mod attention;
 mod bounds;
 pub mod build;

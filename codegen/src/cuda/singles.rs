@@ -172,6 +172,8 @@ impl PhaseBuilder<'_, '_> {
             Op::TokenMatMul { weight } => self.token_scores(id, weight),
             Op::Route { top_k } if self.drafter_places().is_some() => self.closest_groups(id, top_k),
             Op::Route { top_k } => self.top_k_softmax(group, id, top_k),
+            Op::Narrow { weight, factor } => self.narrow(group, id, weight, factor),
+            Op::Widen { weight } => self.widen(group, id, weight),
             Op::ExpertMatMul { weight, first, len } => self.plain_expert_product(group, id, weight, first..first + len),
             Op::ExpertSum { scale } => {
                 let x = self.whole_rows(node.inputs[0])?;

@@ -4,6 +4,7 @@
 //! records; of GPUs, the table of targets that launch shapes are chosen by. The table of all families, with their cases,
 //! is `families.rs`; which kernel a node gets, and so which instances there are, is decided elsewhere.
 
+pub mod adapter;
 pub mod attention;
 pub mod draft;
 pub mod formats;

@@ -211,7 +211,8 @@ fn required_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             Op::Attention { .. } | Op::AttentionAhead { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
                 floats(vec![of_single().inputs[0]])
             }
-            Op::Add => floats(vec![of_single().inputs[1]]),
+            Op::Narrow { .. } => floats(of_single().inputs.clone()),
+            Op::Add | Op::Widen { .. } => floats(vec![of_single().inputs[1]]),
             _ => Vec::new(),
         },
         _ => Vec::new(),

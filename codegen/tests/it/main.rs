@@ -12,6 +12,7 @@ mod cuda_refusals;
 mod gpus;
 mod intrinsics;
 mod kernel_snapshots;
+mod kernels_adapter;
 mod kernels_attention;
 mod kernels_draft;
 mod kernels_gather;

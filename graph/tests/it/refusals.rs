@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use gemma4c_blocks::DType::F32;
 use gemma4c_graph::{
-    Builder, Cache, CacheId, Elem, Graph, NodeId, Op, Part, RowCount, Type, Value, VerifyError, WeightId, verify,
+    Builder, Cache, CacheId, Delta, Elem, Graph, NodeId, Op, Part, RowCount, Type, Value, VerifyError, WeightId, verify,
 };
 
 /// Names a node as `#[dataflow]` would.
@@ -40,10 +40,17 @@ fn kv(g: &mut Builder) -> Value {
     g.kv_append(cache, x, x)
 }
 
+/// A product of rows 8 wide to rows 6 wide, and a pair that changes it.
+fn adapted(g: &mut Builder, a: &[u64], b: &[u64], factor: f32) -> Value {
+    let (w, a, b, x) = (g.weight("w", F32, &[8, 6]), g.weight("a", F32, a), g.weight("b", F32, b), rows(g, 8));
+    g.adapt(w, Delta { a, b, factor, first: 0 });
+    g.matmul(w, x)
+}
+
 type Build = fn(&mut Builder) -> Value;
 
 /// Each builds one operation whose inputs do not fit.
-const MISFITS: [(&str, Build); 64] = [
+const MISFITS: [(&str, Build); 69] = [
     ("a hidden state of nothing", |g| g.hidden(0)),
     ("parts of other rows", |g| {
         let x = rows(g, 8);
@@ -117,6 +124,11 @@ const MISFITS: [(&str, Build); 64] = [
         let (w, x) = (g.weight("w", F32, &[8, 4, 2]), rows(g, 8));
         g.matmul(w, x)
     }),
+    ("an adapter of other inputs", |g| adapted(g, &[9, 4], &[4, 6], 1.0)),
+    ("an adapter of other outputs", |g| adapted(g, &[8, 4], &[4, 7], 1.0)),
+    ("an adapter of two ranks", |g| adapted(g, &[8, 4], &[5, 6], 1.0)),
+    ("an adapter that is no matrix", |g| adapted(g, &[8], &[4, 6], 1.0)),
+    ("an adapter of no strength at all", |g| adapted(g, &[8, 4, 3], &[4, 6, 3], f32::NAN)),
     ("expert_matmul without a routing", |g| {
         let (w, x) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 8));
         g.expert_matmul(w, Part { first: 0, len: 6 }, x, x)
@@ -330,8 +342,9 @@ type Break = fn(&mut Graph);
 type IsExpected = fn(&VerifyError) -> bool;
 
 /// Each breaks one rule of the specification in the model above, and says which error it must be.
-const BREAKS: [(&str, Break, IsExpected); 14] = [
+const BREAKS: [(&str, Break, IsExpected); 15] = [
     ("a weight that does not exist", |g| op_of(g, "logits", Op::MatMul { weight: WeightId(7) }), is_dangling),
+    ("an adapter that does not exist", |g| op_of(g, "mixed", Op::Widen { weight: WeightId(9) }), is_dangling),
     ("a cache that does not exist", |g| op_of(g, "kv", Op::KvAppend { cache: CacheId(1) }), is_dangling),
     ("an input that does not exist", |g| g.nodes[3].inputs[1] = NodeId(99), is_dangling),
     ("an input that stands later", |g| g.nodes[2].inputs[0] = NodeId(4), |e| matches!(e, VerifyError::Order { .. })),

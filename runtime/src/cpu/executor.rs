@@ -9,6 +9,7 @@ use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, Step, Value, Weight
 
 use super::aligned::Aligned;
 use super::kv::{BLOCK_ROWS, KvLayer, Pages};
+use super::ops::adapter::{self, Seat};
 use super::ops::grid::{self, Grid};
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
@@ -72,6 +73,14 @@ impl Pass<'_> {
         tokens
     }
 
+    /// `x`, but for the rows in whose places soft tokens stand.
+    fn place_soft(&self, x: &[f32], width: usize, out: &mut [f32]) {
+        out.copy_from_slice(x);
+        for soft in self.soft {
+            out[soft.first * width..][..soft.values.len()].copy_from_slice(soft.values);
+        }
+    }
+
     /// Where its soft tokens stand that see each other, which are all of one sequence.
     fn soft_positions(&self, width: usize) -> Vec<Range<usize>> {
         let first = self.spans.first().map_or(0, |span| span.first_position);
@@ -98,6 +107,15 @@ impl Pass<'_> {
             (first_row, asked) = (first_row + span.rows, others);
         }
         parts
+    }
+
+    /// Where the sequences of rows sit, by their slots.
+    fn seats(&self, rows: RowCount, of_slots: &[Seat]) -> Vec<Seat> {
+        let of = |span: Span| std::iter::repeat_n(of_slots[span.slot as usize], span.rows);
+        match rows {
+            RowCount::Chunk | RowCount::Asked => self.spans(rows).into_iter().flat_map(of).collect(),
+            RowCount::Patches | RowCount::Halves | RowCount::Soft => Vec::new(),
+        }
     }
 
     fn positions(&self, rows: RowCount) -> Vec<usize> {
@@ -173,6 +191,8 @@ pub struct Executor {
     caches: Vec<KvLayer>,
     /// The blocks of each slot's sequence, in order.
     tables: Vec<Vec<u32>>,
+    /// Where the sequence of each slot sits.
+    seats: Vec<Seat>,
     /// One for each value that is a routing.
     routes: Vec<Option<Routes>>,
     /// One for each value that is tokens, but for those of the pass.
@@ -246,6 +266,7 @@ impl Executor {
                 .collect(),
             // A sequence that is alone needs no table: its blocks are all there are.
             tables: vec![(0..room.blocks as u32).collect(); room.rings],
+            seats: vec![Seat::default(); room.rings],
             routes: program.values.iter().map(|_| None).collect(),
             tokens: program.values.iter().map(|_| None).collect(),
             vectors,
@@ -331,6 +352,10 @@ impl Executor {
         let routes =
             |i: usize| self.routes[step.inputs[i] as usize].as_ref().expect("a route is made before it is read");
         let tokens = |i: usize| self.tokens[step.inputs[i] as usize].as_deref().unwrap_or(pass.tokens);
+        let seats = |w: WeightId| {
+            let is_of_seats = self.plan.weights[w.index()].dims.len() == 3;
+            is_of_seats.then(|| pass.seats(output.rows, &self.seats))
+        };
         match step.op {
             // What they hold lies elsewhere.
             Op::Tokens | Op::BorrowKv { .. } => {}
@@ -360,19 +385,12 @@ impl Executor {
                 let tokens = pass.text_tokens(pad, self.plan.model.hidden as usize);
                 gather::gather(&matrix(table), &tokens, out);
             }
-            Op::PlaceSoft => {
-                out.copy_from_slice(read(0));
-                for soft in pass.soft {
-                    out[soft.first * width..][..soft.values.len()].copy_from_slice(soft.values);
-                }
-            }
+            Op::PlaceSoft => pass.place_soft(read(0), width, out),
             Op::Patches { .. } => out.copy_from_slice(picture().patches),
             Op::AxisRows { table, axis } => {
                 let all = matrix(table);
-                // One table after the other; a row of a table is a row of the whole.
-                let slice = all.bytes.len() / self.plan.weights[table.index()].dim(2) as usize;
-                let table = Matrix { bytes: &all.bytes[axis as usize * slice..][..slice], ..all };
-                grid::axis_rows(&table, picture().grid, axis as usize, out);
+                let tables = self.plan.weights[table.index()].dim(2) as usize;
+                grid::axis_rows(&all.part(axis as usize, tables), picture().grid, axis as usize, out);
             }
             Op::SubMean { group } => norm::sub_mean(read(0), group as usize, out),
             Op::HalvingConv { weight, channels } => {
@@ -401,6 +419,10 @@ impl Executor {
             Op::TakeAsked => rows::take(read(0), width, pass.asked, out),
             Op::Columns { first, .. } => rows::columns(read(0), x_width, first as usize, width, out),
             Op::MatMul { weight } => matmul::matmul(&matrix(weight), read(0), out),
+            Op::Narrow { weight, factor } => {
+                adapter::narrow(&matrix(weight), seats(weight).as_deref(), factor, read(0), out)
+            }
+            Op::Widen { weight } => adapter::widen(&matrix(weight), seats(weight).as_deref(), read(0), read(1), out),
             Op::ExpertMatMul { weight, first, len } => {
                 let Matrix { dtype, bytes, rows, cols } = matrix(weight);
                 let experts = self.plan.weights[weight.index()].dim(2) as usize;

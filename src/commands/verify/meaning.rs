@@ -170,7 +170,11 @@ impl<'a> Meaning<'a> {
         while let Some(value) = open.pop() {
             let Some(step) = self.made_by[value as usize] else { continue };
             rounding = rounding.max(match step.op {
-                Op::MatMul { .. } | Op::ExpertMatMul { .. } if !self.is_exact => Rounding::Product,
+                Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Narrow { .. } | Op::Widen { .. }
+                    if !self.is_exact =>
+                {
+                    Rounding::Product
+                }
                 Op::Attention { .. } if self.program.kv != KvType::F32 => Rounding::Attention,
                 _ => Rounding::None,
             });
@@ -193,7 +197,7 @@ impl<'a> Meaning<'a> {
         let routers: HashSet<ValueIndex> =
             steps.iter().filter(|s| matches!(s.op, Op::Route { .. })).flat_map(|s| s.inputs.iter().copied()).collect();
         let rounds = |op: Op| match op {
-            Op::MatMul { .. } | Op::ExpertMatMul { .. } => !self.is_exact,
+            Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Narrow { .. } | Op::Widen { .. } => !self.is_exact,
             Op::Attention { .. } => true,
             _ => false,
         };

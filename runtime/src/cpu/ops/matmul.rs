@@ -22,6 +22,12 @@ impl<'a> Matrix<'a> {
         self.rows(index..index + 1)
     }
 
+    /// One of `count` matrices that follow each other, of which this is the first.
+    pub fn part(&self, number: usize, count: usize) -> Matrix<'a> {
+        let bytes = self.bytes.len() / count;
+        Matrix { bytes: &self.bytes[number * bytes..][..bytes], ..*self }
+    }
+
     fn rows(&self, rows: Range<usize>) -> &'a [u8] {
         assert!(rows.end <= self.rows);
         let row_bytes = self.dtype.row_bytes(self.cols as u64).expect("rows are whole blocks") as usize;

@@ -8,6 +8,7 @@
 //! What is not here: shape checks with friendly errors. A plan is checked when it is loaded; a slice of the wrong
 //! length is a fault of the executor and panics.
 
+pub mod adapter;
 pub mod attention;
 pub mod candidates;
 pub mod elementwise;
