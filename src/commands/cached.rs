@@ -130,7 +130,6 @@ impl ModelArgs {
             ("--memory", memory.is_some()),
             ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
-            ("--lora", !needs.adapters.is_empty()),
             ("--quantize", quantize.is_some()),
             ("--chat-template", chat_template.is_some()),
             ("--draft FILE", needs.drafter.is_some()),

@@ -38,7 +38,7 @@ pub use error::{AdapterError, Fault};
 pub use merge::merge;
 pub use part::Part;
 pub use peft::files;
-pub use seat::{OpenAdapter, Seating};
+pub use seat::{OpenAdapter, Seating, is_reserved, reserve};
 pub use summary::Summary;
 pub use types::{Adapter, Half, Pair};
 

@@ -7,7 +7,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use gemma4c_blocks::DType;
 use gemma4c_blocks::decode::decode_row;
+use gemma4c_graph::{Builder, WeightId};
 use gemma4c_plan::{Plan, SeatWeights, Seats};
 use half::bf16;
 
@@ -23,6 +25,38 @@ pub(super) const BANKS: [&str; 2] = [".seats_a", ".seats_b"];
 
 /// The matrices of a layer that seats hold adapters of.
 pub(super) const SEATED: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+
+/// Whether a weight of such a name is reserved for the adapters of seats.
+pub fn is_reserved(name: &str) -> bool {
+    BANKS.iter().any(|end| name.ends_with(end))
+}
+
+/// Declares room for the adapters of all seats in the products that are built from here on: of each layer A's halves, and
+/// behind them B's, so that those of matrices that read the same are neighbours.
+pub fn reserve(seats: Seats, layers: usize, g: &mut Builder) {
+    for layer in 0..layers {
+        let name = |matrix: &str| format!("blk.{layer}.{matrix}.weight");
+        let matrices: Vec<(WeightId, String, [u64; 2])> = SEATED
+            .iter()
+            .filter_map(|matrix| {
+                let (id, weight) = g.find_weight(&name(matrix))?;
+                Some((id, weight.name.clone(), [weight.dim(0), weight.dim(1)]))
+            })
+            .collect();
+        let (rank, count) = (seats.rank.into(), seats.count.into());
+        let mut bank = |half: usize| -> Vec<WeightId> {
+            let dims =
+                |[inputs, outputs]: [u64; 2]| if half == 0 { [inputs, rank, count] } else { [rank, outputs, count] };
+            let of =
+                |(_, name, shape): &(_, String, _)| g.weight(&(name.clone() + BANKS[half]), DType::BF16, &dims(*shape));
+            matrices.iter().map(of).collect()
+        };
+        let (of_a, of_b) = (bank(0), bank(1));
+        for ((matrix, ..), (a, b)) in matrices.iter().zip(of_a.into_iter().zip(of_b)) {
+            g.adapt_by_seat(*matrix, a, b);
+        }
+    }
+}
 
 /// What makes an adapter ready for a seat: its path in, its matrices or a message out.
 pub type OpenAdapter = Arc<dyn Fn(&Path) -> Result<SeatWeights, String> + Send + Sync>;

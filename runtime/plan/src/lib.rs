@@ -25,6 +25,7 @@ mod validate_drafter;
 mod validate_kv;
 mod validate_program;
 mod validate_range;
+mod validate_seats;
 mod validate_tower;
 mod vocab;
 

@@ -9,6 +9,7 @@ mod fake;
 mod launches;
 mod media;
 mod prompts;
+mod seats;
 mod speculation;
 #[path = "../../plan/tests/support/mod.rs"]
 mod support;
