@@ -31,21 +31,21 @@ fn a_seat_agrees_with_the_reference() {
         ..lowered::Options::default()
     };
     let options = options.without(&["int8"]);
-    let check = |name: &str, base: &str, strength: Option<f32>| {
+    let check = |name: &str, (base, adapter): (&str, &str), strength: Option<f32>| {
         let file = Tensors::read(&adapters.join(format!("{name}.golden.safetensors")));
         let base = folder.join(base);
         let plan = lowered::plan(&base, &options);
-        let path = adapters.join(format!("{}_r4.gguf", &name[..1]));
-        let weights = Seating::of(&plan).expect("seats").prepare(&path).expect("an adapter");
+        let weights = Seating::of(&plan).expect("seats").prepare(&adapters.join(adapter)).expect("an adapter");
         let mut session = on_simulator(plan, &base);
         if let Some(strength) = strength {
             session.adapt(&weights, strength).expect("a seat");
         }
         check_session(name, &mut session, &file, &options, |_| (vec![4], Asked::All, 5), &F32)
     };
-    let right = [("e_r4", "e_tiny_q8_0.gguf", 1.0), ("d_half", "d_tiny_q8_0.gguf", 0.5)];
-    each(&right, |(name, base, strength)| check(name, base, Some(*strength)));
-    each(&[Some(0.45), None], |strength| match check("d_half", "d_tiny_q8_0.gguf", *strength) {
+    let half = ("d_tiny_q8_0.gguf", "d_r16.gguf");
+    let right = [("e_r4", ("e_tiny_q8_0.gguf", "e_r4.gguf"), 1.0), ("d_half", half, 0.5)];
+    each(&right, |(name, of, strength)| check(name, *of, Some(*strength)));
+    each(&[Some(0.45), None], |strength| match check("d_half", half, *strength) {
         Ok(()) => Err(format!("d_half agrees at {strength:?}, too")),
         Err(_) => Ok(()),
     });

@@ -51,7 +51,10 @@ fn storm(mut engine: Engine<Fake>, seed: u64, requests: usize) -> (u64, usize, u
         while expected.len() < requests && random.one_in(3) {
             let mut request = random.request(&beginnings);
             let strength = [1.0, 0.5][random.below(2) as usize];
-            request.adapter = seated(random.below(4) as u32, strength).filter(|adapter| adapter.seat > 0);
+            // One seat rests at a time: who had it ends, and it can be filled.
+            let resting = 1 + (expected.len() / 8 % 3) as u32;
+            let adapter = seated(random.below(4) as u32, strength);
+            request.adapter = adapter.filter(|adapter| adapter.seat > 0 && adapter.seat != resting);
             let inside = request.adapter.map(|adapter| filled[adapter.seat as usize - 1]);
             match (engine.submit(request.clone()), inside) {
                 (Err(RequestError::Seat(SeatError::Empty { .. })), Some(None)) => {}
