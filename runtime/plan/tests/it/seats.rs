@@ -4,7 +4,7 @@ use crate::support;
 use gemma4c_blocks::DType;
 use gemma4c_blocks::recipe::Recipe;
 use gemma4c_plan::embedded::Embedded;
-use gemma4c_plan::{Piece, Plan, PlanError, SeatWeights, Seats, Weight};
+use gemma4c_plan::{Kind, Op, Piece, Plan, PlanError, SeatWeights, Seats, Step, Value, Weight, WeightId};
 
 fn reserved(name: &str, dims: [u64; 3]) -> Weight {
     let zeros = Piece { rows: dims[1] * dims[2], recipe: Recipe::Zeros, inputs: Vec::new() };
@@ -81,6 +81,30 @@ fn contradictions_are_named() {
             other => panic!("{expected}: {other:?}"),
         }
     }
+}
+
+/// What takes a row's seat reads seats, and no other stack of matrices: it may have fewer.
+#[test]
+fn steps_by_seat_read_seats() {
+    let narrowed = |name: &str| {
+        let mut plan = plan();
+        let at = plan.weights.iter().position(|weight| weight.name == name).unwrap();
+        let dims = plan.weights[at].dims.clone();
+        let program = &mut plan.program;
+        let reads = |value: &Value| matches!(value.kind, Kind::Floats { .. }) && u64::from(value.width) == dims[0];
+        let made = |value: usize| program.steps.iter().any(|step| step.output as usize == value);
+        let input = (0..program.values.len()).find(|at| reads(&program.values[*at]) && made(*at)).unwrap();
+        let (offset, rows, width) = (program.arena_bytes, program.values[input].rows, dims[1] as u32);
+        program.arena_bytes += u64::from(program.max_rows(rows)) * u64::from(width) * 4;
+        let output = program.values.len() as u32;
+        program.values.push(Value { name: "narrowed".into(), kind: Kind::Floats { offset }, rows, width });
+        let op = Op::Narrow { weight: WeightId(at as u32), factor: 1.0 };
+        program.steps.push(Step { op, inputs: vec![input as u32], output });
+        plan.to_bytes().map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(narrowed("up.weight.seats_a"), Ok(()));
+    let why = narrowed("up_exps.weight").unwrap_err();
+    assert!(why.contains("step narrowed") && why.contains("does not fit"), "{why}");
 }
 
 /// On a GPU they are memory of their own, as large as all of them together.
