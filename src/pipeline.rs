@@ -22,7 +22,7 @@ use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
 use gemma4c_models::adapter::{self, Adapter, Part};
 use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
-use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
+use gemma4c_models::gguf::{Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
@@ -469,7 +469,7 @@ impl<'a> Declared<'a> {
         let tensors: Option<Vec<(usize, &TensorInfo)>> = self.tensors.iter().filter_map(in_model).collect();
         let tensors = tensors.ok_or_else(|| Error::Option("a description has no weights to run".into()))?;
         let parts = models.iter().flat_map(|model| model.files());
-        let files = parts.map(|part| model_file(part, folder)).collect::<Result<_, Error>>()?;
+        let files = parts.map(|part| files::model_file(part, folder)).collect::<Result<_, Error>>()?;
         Ok((files, Gguf::fingerprint_of(&models, tensors)))
     }
 
@@ -590,15 +590,4 @@ fn sampling(file: &Header) -> Result<Sampling, GgufError> {
         top_k: meta.optional("general.sampling.top_k")?.unwrap_or(usual.top_k),
         top_p: meta.optional("general.sampling.top_p")?.unwrap_or(usual.top_p),
     })
-}
-
-/// Named relative to the plan where it is in the plan's folder or below, so that the two can move together.
-fn model_file(file: &FileInfo, folder: &Path) -> Result<ModelFile, Error> {
-    let absolute = |path: &Path| path.canonicalize().map_err(Error::read(path));
-    // A cache of downloads has links that say which model it is, to files that do not.
-    let path = absolute(files::folder(&file.path))?.join(file.path.file_name().unwrap_or_default());
-    let path = path.strip_prefix(absolute(folder)?).unwrap_or(&path);
-    let name = path.to_str();
-    let name = name.ok_or_else(|| Error::WrongFile { path: path.into(), why: "is not a name in UTF-8".into() })?;
-    Ok(ModelFile { path: name.into(), bytes: file.len, header_bytes: file.header_len })
 }

@@ -16,6 +16,7 @@ mod list;
 mod model;
 mod places;
 mod program;
+mod reserved;
 mod seats;
 pub mod stamps;
 mod tower;

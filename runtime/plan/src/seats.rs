@@ -1,13 +1,10 @@
 //! Seats: room for adapters (LoRA) that come and go while a plan runs, and what one of them is filled with.
 //!
-//! A plan with seats has a bank of matrices, [reserved](crate::Weight::is_reserved) among its weights, for each half of
+//! A plan with seats has a bank of matrices, reserved among its weights, for each half of
 //! each pair: the first seat's matrix, the second's, and so on. They hold zeros until somebody fills a seat. Which seat
 //! a sequence has is said while the plan runs; seat 0 is none.
 
-use gemma4c_ops::WeightId;
 use serde::{Deserialize, Serialize};
-
-use crate::Plan;
 
 /// Seats of a plan, at most.
 pub const MOST_SEATS: u32 = 256;
@@ -28,36 +25,13 @@ pub struct Seats {
 pub struct SeatWeights {
     /// The pairs that it has; where it has none, a seat's matrices are zeros.
     pub pairs: u32,
-    /// One seat's matrix for each of the plan's [reserved weights](Plan::reserved), in their order: bf16, with zeros up
+    /// One seat's matrix for each of the plan's reserved weights, in their order: bf16, with zeros up
     /// to the seats' rank.
     pub matrices: Vec<Vec<u8>>,
 }
 
-impl Plan {
-    /// The weights that seats are in, in the plan's order.
-    pub fn reserved(&self) -> impl Iterator<Item = (WeightId, &crate::Weight)> {
-        (0..).map(WeightId).zip(&self.weights).filter(|(_, weight)| weight.is_reserved())
-    }
-
-    /// The weights that are stored somewhere.
-    pub fn stored(&self) -> impl Iterator<Item = &crate::Weight> {
-        self.weights.iter().filter(|weight| !weight.is_reserved())
-    }
-
-    /// Bytes of all seats.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.reserved().fold(0, |sum, (_, weight)| sum.saturating_add(weight.bytes))
-    }
-
-    /// Bytes of one seat's matrix in each of the reserved weights, in their order.
-    pub fn seat_bytes(&self) -> Vec<u64> {
-        let count = self.model.seats.map_or(1, |seats| u64::from(seats.count.max(1)));
-        self.reserved().map(|(_, weight)| weight.bytes / count).collect()
-    }
-}
-
 impl SeatWeights {
-    /// Whether they are as large as one seat of such a plan ([`Plan::seat_bytes`]).
+    /// Whether they are as large as one seat of such a plan.
     pub fn fit(&self, seat_bytes: &[u64]) -> bool {
         self.matrices.iter().map(|matrix| matrix.len() as u64).eq(seat_bytes.iter().copied())
     }

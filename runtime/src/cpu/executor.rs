@@ -361,11 +361,7 @@ impl Executor {
         let matrix = |w: WeightId| {
             let weight = &self.plan.weights[w.index()];
             let (rows, cols) = (weight.dim(1) as usize, weight.dim(0) as usize);
-            let bytes = match weight.is_reserved() {
-                true => self.banks[w.index()].as_slice(),
-                false => self.weights.bytes(&self.plan, w),
-            };
-            Matrix { dtype: weight.dtype, bytes, rows, cols }
+            Matrix { dtype: weight.dtype, bytes: bytes_of(&self.plan, &self.weights, &self.banks, w), rows, cols }
         };
         let vector = |w: WeightId| self.vectors[w.index()].as_slice();
         let picture = || pass.picture.expect("a tower is given a picture");
@@ -494,6 +490,11 @@ impl Executor {
             }
         }
     }
+}
+
+/// The bytes of a weight: what is in the seats, or what was loaded.
+fn bytes_of<'a>(plan: &'a Plan, weights: &'a Weights, banks: &'a [Vec<u8>], id: WeightId) -> &'a [u8] {
+    if plan.weights[id.index()].is_reserved() { &banks[id.index()] } else { weights.bytes(plan, id) }
 }
 
 /// Memory for the adapters of a plan's seats, which the text alone looks at.

@@ -17,14 +17,15 @@ impl<D: Device> Engine<D> {
     pub fn check(&self, request: &Request) -> Result<(), RequestError> {
         sequence::check(request, &self.limits)?;
         media::check(request, self.device.towers(), self.limits.chunk())?;
-        self.check_seat(request)
+        self.fillings.of(request.adapter)?;
+        Ok(())
     }
 
     /// Queues a request. One that could never be served is refused at once.
     pub fn submit(&mut self, request: Request) -> Result<Id, RequestError> {
         self.check(&request)?;
         let keys = media::keys(&request, self.device.towers());
-        let apart = Apart { salt: Arc::clone(&request.salt), adapter: self.fillings.of(&request)? };
+        let apart = Apart { salt: Arc::clone(&request.salt), adapter: self.fillings.of(request.adapter)? };
         let chain = Chain::new(self.device.identity(), apart, keys, self.limits.block_rows);
         let id = self.new_id();
         self.waiting.push_back((id, request, chain));

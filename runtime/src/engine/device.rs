@@ -10,7 +10,7 @@
 
 use gemma4c_plan::{Sampling, SeatWeights, Seats};
 
-use super::seats::Seated;
+use super::seated::Seated;
 use crate::RuntimeError;
 use crate::backend::MemoryUse;
 use crate::soft::{Patches, SoftRows, TowerLimits};

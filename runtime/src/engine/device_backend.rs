@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use super::inspect::Inspect;
-use super::seats::Seated;
+use super::seated::Seated;
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::soft::{Patches, TowerLimits};

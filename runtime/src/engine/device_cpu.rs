@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use super::inspect::{DraftFrom, Inspect, Logits};
-use super::seats::Seated;
+use super::seated::Seated;
 use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
 use crate::backend::Backend;
 use crate::cpu::drafting::{self, Beginning, Draft};

@@ -7,7 +7,7 @@ use gemma4c_plan::Sampling;
 
 use super::attachment::Attachment;
 use super::device::Mask;
-use super::seats::{SeatError, Seated};
+use super::seated::{SeatError, Seated};
 use crate::RuntimeError;
 
 /// The longest salt.

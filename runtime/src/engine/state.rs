@@ -12,7 +12,7 @@ use super::pace::{Gap, Pace, Work};
 use super::pool::Pool;
 use super::prefix::{Chain, Prefixes};
 use super::request::{Event, Finish, Id, Request};
-use super::seats::Fillings;
+use super::seated::Fillings;
 use super::sequence::Sequence;
 use crate::sampler::Recited;
 use crate::{RuntimeError, Sampler};

@@ -100,30 +100,6 @@ impl Rule for EvenAfterThree {
     }
 }
 
-/// Only even tokens.
-#[derive(Clone)]
-pub struct AlwaysEven;
-
-impl Rule for AlwaysEven {
-    fn demand(&self) -> Demand {
-        Demand::Mask
-    }
-
-    fn restrict(&mut self, allowed: &mut Mask) {
-        (0..1000).filter(|token| token % 2 == 1).for_each(|token| allowed.forbid(token));
-    }
-
-    fn apply(&mut self, logits: &mut [f32]) {
-        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = f32::NAN);
-    }
-
-    fn picked(&mut self, _: u32) {}
-
-    fn copy(&self) -> Box<dyn Rule> {
-        Box::new(self.clone())
-    }
-}
-
 /// One number a soft token, beyond every vocabulary, which depends on all patches.
 pub fn soft_tokens(tower: usize, patches: Patches<'_>) -> Vec<f32> {
     let shape = mix(patches.columns as u64, patches.rows as u64);

@@ -48,11 +48,11 @@ fn storm(mut engine: Engine<Fake>, seed: u64, requests: usize) -> (u64, usize, u
     let mut filled: [Option<u8>; 3] = [None; 3];
     let (mut fillings, mut in_use) = (0, 0);
     while expected.len() < requests || !engine.is_idle() {
-        while expected.len() < requests && random.one_in(3) {
+        // One seat rests at a time: who had it ends, and it can be filled.
+        let resting = 1 + (expected.len() / 8 % 3) as u32;
+        while expected.len() < requests && engine.occupation().waiting < 3 && random.one_in(3) {
             let mut request = random.request(&beginnings);
             let strength = [1.0, 0.5][random.below(2) as usize];
-            // One seat rests at a time: who had it ends, and it can be filled.
-            let resting = 1 + (expected.len() / 8 % 3) as u32;
             let adapter = seated(random.below(4) as u32, strength);
             request.adapter = adapter.filter(|adapter| adapter.seat > 0 && adapter.seat != resting);
             let inside = request.adapter.map(|adapter| filled[adapter.seat as usize - 1]);
@@ -66,7 +66,7 @@ fn storm(mut engine: Engine<Fake>, seed: u64, requests: usize) -> (u64, usize, u
             }
         }
         if random.one_in(6) {
-            let seat = 1 + random.below(3) as u32;
+            let seat = if random.one_in(2) { resting } else { 1 + random.below(3) as u32 };
             let is_used = engine.sequences_in(seat) > 0;
             let fill = (!random.one_in(4)).then(|| random.below(200) as u8);
             let done = match fill {

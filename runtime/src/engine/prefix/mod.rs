@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{Device, Limits, Part};
 use super::pool::Pool;
+use super::seated::Adapted;
 use crate::RuntimeError;
 
 mod room;
@@ -61,14 +62,6 @@ struct Snapshot {
 pub(super) struct Apart {
     pub salt: Arc<[u8]>,
     pub adapter: Option<Adapted>,
-}
-
-/// An adapter as kept prefixes know it: keys and values are those of one filling of a seat, at one strength.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Adapted {
-    pub filling: u64,
-    /// The bits of it.
-    pub strength: u32,
 }
 
 /// A prompt as it is looked up: a key for each position, the hashes of whole blocks of them, each with all before it,
