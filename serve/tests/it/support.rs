@@ -105,7 +105,7 @@ pub fn offer(
             EngineOptions { suppress: suppress.clone(), drafts, ..EngineOptions::default() },
         )?)
     };
-    Offer { model: model.into(), aliases: Vec::new(), plan, open: Box::new(open) }
+    Offer { model: model.into(), aliases: Vec::new(), plan, open: Box::new(open), adapters: Vec::new() }
 }
 
 /// A server of its own.
