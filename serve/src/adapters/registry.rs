@@ -38,7 +38,7 @@ pub enum SeatingError {
     Name { name: String, why: String },
     #[error("the adapter {0:?} has the name of a model or of another adapter")]
     SameName(String),
-    #[error("{named} adapters are named, but the plan has {seats} seats for any: compile it with --adapters {named}")]
+    #[error("the plan has seats for {seats} adapters, and {named} are named: compile it with --adapters {named}")]
     TooMany { named: usize, seats: usize },
 }
 

@@ -145,6 +145,10 @@ impl LoraArgs {
     /// A plan that was compiled before has its own seats.
     pub fn check_plan(&self, plan: &Plan, file: &Path, named: &[Named]) -> Result<()> {
         let file = file.display();
+        ensure!(
+            self.always().is_empty(),
+            "--lora FILE is for a GGUF model; {file} is a plan: --lora NAME=FILE is for its seats"
+        );
         for (name, is_given) in [("--adapters", self.adapters.is_some()), ("--rank", self.rank.is_some())] {
             ensure!(!is_given, "{name} is for a GGUF model; {file} is a plan, compiled with its own");
         }
@@ -152,8 +156,8 @@ impl LoraArgs {
         if named.len() > most {
             let count = named.len();
             bail!(
-                "{count} adapters are named for {file}, which has {most} seats for any: compile it with --adapters \
-                 {count}, or give the model instead"
+                "{file} has seats for {most} adapters, and {count} are named: compile it with --adapters {count}, or give \
+                 the model in its place"
             );
         }
         Ok(())
