@@ -108,9 +108,19 @@ impl App {
 
     /// Queues a request and waits for its memory.
     pub async fn begin(&self, prepared: Prepared, record: Arc<Record>) -> Result<Progress, ApiError> {
-        let Prepared { mut requests, is_shared, answers, top_logprobs, ends_loops, lora, prompt_tokens, held } =
+        let sitting = self.sit(prepared.lora.as_ref()).await?;
+        self.begin_seated(prepared, record, sitting).await
+    }
+
+    /// The same of a request that has its seat.
+    pub async fn begin_seated(
+        &self,
+        prepared: Prepared,
+        record: Arc<Record>,
+        sitting: Option<Sitting>,
+    ) -> Result<Progress, ApiError> {
+        let Prepared { mut requests, is_shared, answers, top_logprobs, ends_loops, lora: _, prompt_tokens, held } =
             prepared;
-        let sitting = self.sit(lora.as_ref()).await?;
         for request in &mut requests {
             request.client = record.owner;
             request.adapter = sitting.as_ref().map(Sitting::seated);
@@ -133,7 +143,7 @@ impl App {
     }
 
     /// The seat of a request: its adapter's, if it has chosen one.
-    async fn sit(&self, lora: Option<&Asked>) -> Result<Option<Sitting>, ApiError> {
+    pub async fn sit(&self, lora: Option<&Asked>) -> Result<Option<Sitting>, ApiError> {
         let name = self.parent.is_some().then_some(self.model.as_str());
         let sat = tokio::time::timeout(self.deadlines.queue, self.adapters.sit(name, lora)).await;
         sat.unwrap_or_else(|_| {

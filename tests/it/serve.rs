@@ -65,7 +65,7 @@ fn adapters_without_a_place_are_refused() {
         ("model.gguf --rank 16", "--rank is about seats for adapters: it needs --adapters or --lora NAME=PATH"),
         ("model.gguf --lora a=b.gguf --lora c=d.gguf --adapters 1", "--adapters 1: 2 adapters are named"),
         ("model.gguf --lora a=missing.gguf", "missing.gguf"),
-        ("model.gguf --lora 'a b'=c.gguf", "an adapter's name is at most 128 letters"),
+        ("model.gguf --lora a:b=c.gguf", "an adapter's name is at most 128 letters"),
         (
             "model.gguf plan.bin --lora a=b.gguf",
             "--lora a=...: 2 models are given; say whose it is: --lora a@MODEL=...",
@@ -132,9 +132,8 @@ fn a_server_seats_adapters() {
     assert_eq!(load(&url, "a.gguf"), "Success: LoRA adapter 'new' added successfully.");
     assert_eq!(ask(&url, "new"), texts[1]);
     end(server);
-    let line = "serve model.gguf --device cpu --ctx 64 --port 0 --lora b=b.gguf --rank 16";
-    let refused = place.refused(line);
-    assert!(refused.contains("adapter \"b\": ") && refused.contains("has rank 20"), "{refused}");
+    let refused = place.refused("serve model.gguf --device cpu --port 0 --lora a=a.gguf --lora b=b.gguf --rank 16");
+    assert!(refused.contains("--rank 16: the adapter b has rank 20"), "{refused}");
 }
 
 fn load(url: &str, path: &str) -> String {

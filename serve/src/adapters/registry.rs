@@ -136,6 +136,14 @@ impl Sitting {
     }
 }
 
+/// A request that is several for the engine sits as often.
+impl Clone for Sitting {
+    fn clone(&self) -> Sitting {
+        self.adapters.books().seats[self.seat].users += 1;
+        Sitting { adapters: Arc::clone(&self.adapters), seat: self.seat, strength: self.strength }
+    }
+}
+
 impl Drop for Sitting {
     fn drop(&mut self) {
         self.adapters.books().seats[self.seat].users -= 1;

@@ -135,11 +135,12 @@ impl LoraArgs {
             ensure!(self.rank.is_none(), "--rank is about seats for adapters: it needs --adapters or --lora NAME=PATH");
             return Ok(None);
         }
-        let rank = match self.rank {
-            Some(rank) => rank,
-            None => rank_of(named)?,
-        };
-        Ok(Some(Seats { count, rank: rank.next_multiple_of(SEAT_RANK_STEP) }))
+        let rank = self.rank.unwrap_or(SEAT_RANK_STEP).next_multiple_of(SEAT_RANK_STEP);
+        let Some((name, highest)) = highest_rank(named)? else { return Ok(Some(Seats { count, rank })) };
+        if let Some(given) = self.rank {
+            ensure!(highest <= rank, "--rank {given}: the adapter {name} has rank {highest}");
+        }
+        Ok(Some(Seats { count, rank: rank.max(highest.next_multiple_of(SEAT_RANK_STEP)) }))
     }
 
     /// A plan that was compiled before has its own seats.
@@ -170,14 +171,15 @@ impl Called<'_> {
     }
 }
 
-/// The highest rank of adapters, or the usual one.
-fn rank_of(named: &[Named]) -> Result<u32> {
-    let mut highest = SEAT_RANK_STEP;
+/// The highest rank of adapters, and who has it.
+fn highest_rank(named: &[Named]) -> Result<Option<(&str, u32)>> {
+    let mut highest = None;
     for Named { name, path } in named {
         let stored = adapter::read(path).with_context(|| format!("--lora {name}={}", path.display()))?;
         let rank = stored.summary().ranks.into_iter().max().unwrap_or(0);
         ensure!(rank <= MOST_SEAT_RANK.into(), "--lora {name}: rank {rank}, and a seat takes {MOST_SEAT_RANK} at most");
-        highest = highest.max(rank as u32);
+        let is_higher = highest.is_none_or(|(_, highest)| rank as u32 > highest);
+        highest = if is_higher { Some((name.as_str(), rank as u32)) } else { highest };
     }
     Ok(highest)
 }
