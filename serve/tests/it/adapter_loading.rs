@@ -41,10 +41,10 @@ fn slow(names: &[&str], sequences: u32) -> Server {
     Server::of(vec![seated_offer(names, sequences, delayed(Duration::from_millis(4)))], loading())
 }
 
-/// A request that takes half a second there.
+/// A request that takes more than a second there.
 fn long(model: &str) -> Value {
     let mut request = question(model, 1);
-    (request["max_tokens"], request["temperature"]) = (json!(120), json!(0));
+    (request["max_tokens"], request["temperature"]) = (json!(300), json!(0));
     request
 }
 
