@@ -72,7 +72,7 @@ fn write_weights(
         Ok(model.bytes(model.tensor(&weight.name).ok_or_else(missing)?)?)
     };
     let Some(cuda) = &plan.cuda else {
-        for (index, weight) in plan.weights.iter().enumerate() {
+        for (index, weight) in plan.weights.iter().enumerate().filter(|(_, weight)| !weight.is_reserved()) {
             let bytes = bytes(index)?;
             out.zeros_to(weight.offset).and_then(|()| out.write_all(&bytes)).map_err(Error::write(path))?;
         }

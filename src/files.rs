@@ -6,9 +6,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gemma4c_models::gguf::Gguf;
+use gemma4c_models::gguf::{FileInfo, Gguf};
 use gemma4c_models::{checkpoint, gemma4};
-use gemma4c_plan::{Plan, START, own_bytes};
+use gemma4c_plan::{ModelFile, Plan, START, own_bytes};
 use tempfile::NamedTempFile;
 
 use crate::error::Error;
@@ -103,4 +103,15 @@ pub fn new_file(path: &Path) -> io::Result<NamedTempFile> {
 /// The folder a file is in; the current one for a bare name.
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Named relative to the plan where it is in the plan's folder or below, so that the two can move together.
+pub fn model_file(file: &FileInfo, folder: &Path) -> Result<ModelFile, Error> {
+    let absolute = |path: &Path| path.canonicalize().map_err(Error::read(path));
+    // A cache of downloads has links that say which model it is, to files that do not.
+    let path = absolute(self::folder(&file.path))?.join(file.path.file_name().unwrap_or_default());
+    let path = path.strip_prefix(absolute(folder)?).unwrap_or(&path);
+    let name = path.to_str();
+    let name = name.ok_or_else(|| Error::WrongFile { path: path.into(), why: "is not a name in UTF-8".into() })?;
+    Ok(ModelFile { path: name.into(), bytes: file.len, header_bytes: file.header_len })
 }

@@ -12,7 +12,7 @@ use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_models::media::USUAL_BUDGET;
 use gemma4c_plan::cuda::{CudaProgram, KvType};
-use gemma4c_plan::{Plan, Weight};
+use gemma4c_plan::{Plan, Seats, Weight};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 
 use crate::error::Error;
@@ -67,6 +67,8 @@ pub struct Options {
     pub adapters: Vec<AdapterAt>,
     /// Whether the adapter, of which there is one, is merged into the weights while they are loaded.
     pub merges_adapter: bool,
+    /// Room for adapters that come and go while the plan runs.
+    pub seats: Option<Seats>,
     /// What the model's matrices of floats become while they are loaded.
     pub quantize: Option<DType>,
     /// The text of a chat template in place of the model's.
@@ -126,6 +128,7 @@ impl Default for Options {
             image_tokens: USUAL_BUDGET,
             drafter: None,
             adapters: Vec::new(),
+            seats: None,
             merges_adapter: false,
             quantize: None,
             chat_template: None,
@@ -156,6 +159,7 @@ impl Options {
             snapshots: Some(layout.rings - layout.slots),
             // What a budget decided then is what it decides now, if it is as large as the plan.
             vram: program.memory.device(),
+            seats: plan.model.seats,
             disabled: named(false).collect(),
             enabled: named(true).filter(|name| must_be_asked_for(name)).collect(),
             image_tokens: image_tokens.unwrap_or(USUAL_BUDGET),

@@ -13,15 +13,16 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use gemma4c_blocks::DType;
+use gemma4c_blocks::recipe::Recipe;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, TowerMedium, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, NodeId, Weight, WeightId, to_text};
-use gemma4c_models::adapter::{Adapter, Part};
+use gemma4c_models::adapter::{self, Adapter, Part};
 use gemma4c_models::chat::{self, ChatTemplate};
 use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Beside, Config, DrafterConfig, DrafterGraph, VisionConfig};
-use gemma4c_models::gguf::{FileInfo, Gguf, GgufError, Header, TensorInfo};
+use gemma4c_models::gguf::{Gguf, GgufError, Header, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::{Cuda, KvType};
@@ -176,10 +177,18 @@ pub struct Declared<'a> {
     pub graph: Graph,
     pub program: Program,
     pub weights: Vec<Weight>,
-    /// Where each weight is stored: in which file, unless that is only described, and where in it.
-    tensors: Vec<(Option<&'a Gguf>, &'a TensorInfo)>,
+    /// Where each weight is stored.
+    tensors: Vec<Stored<'a>>,
     pub towers: Vec<DeclaredTower>,
     pub drafter: Option<DeclaredDrafter>,
+}
+
+/// Where a weight is stored.
+enum Stored<'a> {
+    /// In which file, unless that is only described, and where in it.
+    In(Option<&'a Gguf>, &'a TensorInfo),
+    /// Nowhere: it is reserved for adapters.
+    Reserved,
 }
 
 /// A tower for pictures or sound.
@@ -224,7 +233,7 @@ impl<'a> Declared<'a> {
         }
         let adapters = files.adapters();
         let pad = files.projector.as_ref().map(|_| padding(text)).transpose()?;
-        let graph = gemma4::graph_with(text, &config, Beside { adapters: &adapters, pad })?;
+        let graph = gemma4::graph_with(text, &config, Beside { adapters: &adapters, seats: options.seats, pad })?;
         // A picture whose rows see each other is read in one pass.
         let least = files.projector.as_ref().filter(|_| config.sees_ahead()).map_or(1, |_| options.image_tokens);
         if least > context || options.chunk.is_some_and(|chunk| least > chunk) {
@@ -248,14 +257,16 @@ impl<'a> Declared<'a> {
         Ok(declared)
     }
 
-    /// Adds a graph's weights: the file's own, and behind them the adapters' for this part of the model.
+    /// Adds a graph's weights: the file's own, and behind them the adapters' for this part of the model, those that are
+    /// there and those that may come.
     fn add_weights(&mut self, source: &'a Source, weights: Vec<Weight>, part: Option<Part>) -> Result<(), Error> {
-        let own = weights.len() - part.map_or(0, |part| self.adapted(part).count());
-        for weight in &weights[..own] {
-            self.tensors.push((source.file(), source.tensor_named(&weight.name)?));
-        }
         let of_adapters: Vec<_> = part.into_iter().flat_map(|part| self.adapted(part)).collect();
-        self.tensors.extend(of_adapters);
+        let reserved = weights.iter().filter(|weight| adapter::is_reserved(&weight.name)).count();
+        for weight in &weights[..weights.len() - reserved - of_adapters.len()] {
+            self.tensors.push(Stored::In(source.file(), source.tensor_named(&weight.name)?));
+        }
+        self.tensors.extend(of_adapters.into_iter().map(|(file, tensor)| Stored::In(file, tensor)));
+        self.tensors.extend((0..reserved).map(|_| Stored::Reserved));
         self.weights.extend(weights);
         Ok(())
     }
@@ -327,7 +338,7 @@ impl<'a> Declared<'a> {
             // Any will do: no launch depends on the order.
             None => (0..config.centroids.as_ref().map_or(0, |_| self.config.vocab_size)).collect(),
         };
-        let reads = head_input(&self.program, self.graph.weights.len() - self.adapted(Part::Text).count())?;
+        let reads = head_input(&self.program)?;
         let text = to_text(&graph);
         let mut own = graph.weights.clone();
         own.remove(borrowed.index());
@@ -397,10 +408,12 @@ impl<'a> Declared<'a> {
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
-    /// A weight as the plan wants it; `None` where it is only described.
+    /// A weight as the plan wants it; `None` where it is only described, or nowhere.
     pub fn bytes(&self, weight: usize) -> Result<Option<Cow<'a, [u8]>>, GgufError> {
-        let (file, tensor) = self.tensors[weight];
-        file.map(|file| file.bytes(tensor)).transpose()
+        match self.tensors[weight] {
+            Stored::In(file, tensor) => file.map(|file| file.bytes(tensor)).transpose(),
+            Stored::Reserved => Ok(None),
+        }
     }
 
     /// The plan, with these programs for GPUs.
@@ -428,6 +441,7 @@ impl<'a> Declared<'a> {
                 vocab_size: self.config.vocab_size,
                 trained_context: self.config.context,
                 adapters,
+                seats: self.options.seats,
             },
             target: if cuda.is_some() { Target::Cuda } else { Target::Cpu },
             weights,
@@ -446,26 +460,37 @@ impl<'a> Declared<'a> {
     /// The files, and what tells them from others.
     fn stored(&self, folder: &Path) -> Result<(Vec<ModelFile>, u64), Error> {
         let models = self.files.with_weights();
-        let in_model = |(file, tensor): &(Option<&Gguf>, &'a TensorInfo)| {
-            Some((models.iter().position(|model| is_same(*file, model))?, *tensor))
+        let in_model = |stored: &Stored<'a>| match stored {
+            Stored::In(file, tensor) => {
+                Some(models.iter().position(|model| is_same(*file, model)).map(|at| (at, *tensor)))
+            }
+            Stored::Reserved => None,
         };
-        let tensors: Option<Vec<(usize, &TensorInfo)>> = self.tensors.iter().map(in_model).collect();
+        let tensors: Option<Vec<(usize, &TensorInfo)>> = self.tensors.iter().filter_map(in_model).collect();
         let tensors = tensors.ok_or_else(|| Error::Option("a description has no weights to run".into()))?;
         let parts = models.iter().flat_map(|model| model.files());
-        let files = parts.map(|part| model_file(part, folder)).collect::<Result<_, Error>>()?;
+        let files = parts.map(|part| files::model_file(part, folder)).collect::<Result<_, Error>>()?;
         Ok((files, Gguf::fingerprint_of(&models, tensors)))
     }
 
     /// The table of weights as a plan has it.
     fn weights_in_files(&self) -> Vec<gemma4c_plan::Weight> {
-        let weight = |(weight, (file, tensor)): (&Weight, &(Option<&Gguf>, &TensorInfo))| gemma4c_plan::Weight {
-            name: weight.name.clone(),
-            dtype: weight.dtype,
-            dims: weight.dims.clone(),
-            file: if tensor.pieces.is_empty() { (self.first_file(*file) + tensor.file) as u32 } else { 0 },
-            offset: tensor.offset,
-            bytes: tensor.len,
-            pieces: tensor.pieces.iter().map(|piece| moved(piece, self.first_file(*file) as u32)).collect(),
+        let weight = |(weight, stored): (&Weight, &Stored<'_>)| {
+            let (file, offset, bytes, pieces) = match *stored {
+                Stored::In(of, tensor) => {
+                    let first = self.first_file(of);
+                    let file = if tensor.pieces.is_empty() { (first + tensor.file) as u32 } else { 0 };
+                    let pieces = tensor.pieces.iter().map(|piece| moved(piece, first as u32)).collect();
+                    (file, tensor.offset, tensor.len, pieces)
+                }
+                Stored::Reserved => {
+                    let rows = weight.dims.iter().skip(1).product();
+                    let zeros = Piece { rows, recipe: Recipe::Zeros, inputs: Vec::new() };
+                    (0, 0, weight.bytes().unwrap_or(0), vec![zeros])
+                }
+            };
+            let Weight { name, dtype, dims } = weight.clone();
+            gemma4c_plan::Weight { name, dtype, dims, file, offset, bytes, pieces }
         };
         self.weights.iter().zip(&self.tensors).map(weight).collect()
     }
@@ -549,10 +574,9 @@ fn padding(file: &Header) -> Result<u32, GgufError> {
     Ok(file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0))
 }
 
-/// What the LM head of a program reads: its last product's input. Weights from number `own` on are adapters'.
-fn head_input(program: &Program, own: usize) -> Result<u32, Error> {
-    let is_own = |op: gemma4c_plan::Op| op.weight().is_some_and(|weight| weight.index() < own);
-    let is_product = |op| matches!(op, gemma4c_plan::Op::MatMul { .. }) && is_own(op);
+/// What the LM head of a program reads: its last product's input.
+fn head_input(program: &Program) -> Result<u32, Error> {
+    let is_product = |op| matches!(op, gemma4c_plan::Op::MatMul { .. });
     let product = program.steps.iter().rfind(|step| is_product(step.op));
     let input = product.and_then(|step| step.inputs.first()).copied();
     input.ok_or_else(|| Error::Option("the model has no LM head".into()))
@@ -566,15 +590,4 @@ fn sampling(file: &Header) -> Result<Sampling, GgufError> {
         top_k: meta.optional("general.sampling.top_k")?.unwrap_or(usual.top_k),
         top_p: meta.optional("general.sampling.top_p")?.unwrap_or(usual.top_p),
     })
-}
-
-/// Named relative to the plan where it is in the plan's folder or below, so that the two can move together.
-fn model_file(file: &FileInfo, folder: &Path) -> Result<ModelFile, Error> {
-    let absolute = |path: &Path| path.canonicalize().map_err(Error::read(path));
-    // A cache of downloads has links that say which model it is, to files that do not.
-    let path = absolute(files::folder(&file.path))?.join(file.path.file_name().unwrap_or_default());
-    let path = path.strip_prefix(absolute(folder)?).unwrap_or(&path);
-    let name = path.to_str();
-    let name = name.ok_or_else(|| Error::WrongFile { path: path.into(), why: "is not a name in UTF-8".into() })?;
-    Ok(ModelFile { path: name.into(), bytes: file.len, header_bytes: file.header_len })
 }

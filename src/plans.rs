@@ -12,7 +12,7 @@ use std::time::{Instant, SystemTime};
 
 use gemma4c_blocks::DType;
 use gemma4c_models::media::USUAL_BUDGET;
-use gemma4c_plan::{Plan, VERSION, cuda::KvType};
+use gemma4c_plan::{Plan, Seats, VERSION, cuda::KvType};
 use gemma4c_runtime::{MOST_DRAFTS, machine};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -45,6 +45,8 @@ pub struct Wanted {
     pub projector: Option<PathBuf>,
     pub drafter: Option<PathBuf>,
     pub adapters: Vec<AdapterAt>,
+    /// Room for adapters that come and go while the plan runs.
+    pub seats: Option<Seats>,
     /// Sequences that a GPU plan has room for.
     pub sequences: u32,
     /// Nobody asked for that many: where memory is short, fewer will do.
@@ -133,6 +135,7 @@ fn options(wanted: &Wanted) -> Result<Options, Error> {
         vram: bytes.map(|bytes| bytes / wanted.sharing.unwrap_or(1).max(1)),
         drafter: wanted.drafter.clone(),
         adapters: wanted.adapters.clone(),
+        seats: wanted.seats,
         projector: wanted.projector.clone(),
         image_tokens: wanted.image_tokens.unwrap_or(USUAL_BUDGET),
         quantize: wanted.quantize,

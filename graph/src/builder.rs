@@ -86,6 +86,12 @@ impl Builder {
         self.deltas.entry(weight).or_default().push(delta);
     }
 
+    /// From here on, every product by this weight has added to it what the adapter in its row's seat adds: of A and B there
+    /// is one matrix for each seat.
+    pub fn adapt_by_seat(&mut self, weight: WeightId, a: WeightId, b: WeightId) {
+        self.adapt(weight, Delta { a, b, factor: 1.0, first: 0 });
+    }
+
     /// Declares the keys and values of a layer.
     pub fn cache(&mut self, cache: Cache) -> CacheId {
         self.graph.caches.push(cache);

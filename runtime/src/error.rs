@@ -86,6 +86,10 @@ pub enum RuntimeError {
     PictureTooLarge { soft: u64, most: u32 },
     #[error("a picture {patches} patches long: the tower knows positions up to {longest}")]
     PictureTooLong { patches: u32, longest: u64 },
+    #[error("the plan has no seats for adapters: compile it with --adapters")]
+    NoSeats,
+    #[error("the adapter was prepared for another plan than this")]
+    OtherPlan,
     #[error("the plan has no drafter: compile it with --draft, and the drafter's file of its model")]
     NoDrafter,
     #[error(

@@ -7,14 +7,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, SeatWeights};
 
 use crate::backend::Backend;
 use crate::cpu::Tap;
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::engine::inspect::{DraftFrom, Inspect};
 use crate::engine::{
-    BackendDevice, BackendOptions, Chunk, CpuDevice, CpuOptions, Device, Engine, Options, Picking, Row,
+    BackendDevice, BackendOptions, Chunk, CpuDevice, CpuOptions, Device, Engine, Options, Picking, Row, SeatError,
+    Seated,
 };
 use crate::soft::{Placed, SoftRows};
 use crate::{ModelLocation, RuntimeError};
@@ -45,6 +46,8 @@ pub struct Session {
     written: u32,
     /// Soft tokens of the sequence, and of what comes next in it.
     placed: Vec<Placed>,
+    /// What all its rows have.
+    adapter: Option<Seated>,
 }
 
 impl Session {
@@ -86,7 +89,7 @@ impl Session {
         device.set_pages(SLOT, &(0..pages).collect::<Vec<u32>>())?;
         let has_backend = device.backend().is_some();
         let engine = Engine::new(device, Options { prompts_first: true, ahead: Some(ahead), ..Options::default() })?;
-        Ok(Session { plan, engine, has_backend, seen: Vec::new(), written: 0, placed: Vec::new() })
+        Ok(Session { plan, engine, has_backend, seen: Vec::new(), written: 0, placed: Vec::new(), adapter: None })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -125,6 +128,16 @@ impl Session {
     /// How many tokens have been fed.
     pub fn position(&self) -> u32 {
         self.seen.len() as u32
+    }
+
+    /// Gives the sequence an adapter, in the plan's first seat, and forgets what it has seen without it.
+    pub fn adapt(&mut self, weights: &SeatWeights, strength: f32) -> Result<(), SeatError> {
+        let adapter = Seated { seat: 1, strength };
+        self.engine.fill_seat(adapter.seat, weights)?;
+        self.device().seat(SLOT, Some(adapter))?;
+        self.adapter = Some(adapter);
+        self.reset();
+        Ok(())
     }
 
     /// Forgets the sequence.

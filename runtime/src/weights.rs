@@ -102,7 +102,7 @@ impl Weights {
     /// are.
     pub fn make(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
         self.made = vec![Vec::new(); plan.weights.len()];
-        for (index, weight) in plan.weights.iter().enumerate().filter(|(_, weight)| !weight.pieces.is_empty()) {
+        for (index, weight) in plan.weights.iter().enumerate().filter(|(_, weight)| is_made(weight)) {
             let mut bytes = vec![0; weight.bytes as usize];
             self.read(weight, 0, &mut bytes)?;
             self.made[index] = bytes;
@@ -112,7 +112,7 @@ impl Weights {
 
     /// Bytes of memory that [`Weights::make`] takes.
     pub fn bytes_to_make(plan: &Plan) -> u64 {
-        plan.weights.iter().filter(|weight| !weight.pieces.is_empty()).map(|weight| weight.bytes).sum()
+        plan.weights.iter().filter(|weight| is_made(weight)).map(|weight| weight.bytes).sum()
     }
 
     /// The bytes of a weight of the plan these files were opened for. One that the files do not have as it is must have
@@ -208,6 +208,11 @@ impl Weights {
             parts.try_for_each(|(index, bytes)| check_numbers(weight, (index * at_a_time(weight)) as u64, bytes))
         })
     }
+}
+
+/// Whether loading makes its rows. What is reserved for adapters is not loaded.
+fn is_made(weight: &Weight) -> bool {
+    !weight.pieces.is_empty() && !weight.is_reserved()
 }
 
 /// Why rows could not be made.

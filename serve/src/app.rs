@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
 use crate::about::About;
+use crate::adapters::{Adapters, Asked, Sitting};
 use crate::answer::Answer;
 use crate::error::ApiError;
 use crate::exchange::{Deadlines, Exchange};
@@ -23,24 +24,28 @@ use crate::slot::Slot;
 use crate::speech::Speech;
 use crate::state::State;
 
-/// One model of a server.
+/// One model of a server, or an adapter of one, which has all but its name from it.
+#[derive(Clone)]
 pub struct App {
     pub speech: Arc<Speech>,
     /// What it reads besides text.
-    pub senses: Senses,
+    pub senses: Arc<Senses>,
     pub state: Arc<State>,
     pub slot: Arc<Slot>,
     pub house: Arc<House>,
     pub grammars: Arc<Grammars>,
+    pub adapters: Arc<Adapters>,
     pub model: String,
+    /// The model's own name, where this is an adapter of it.
+    pub parent: Option<String>,
     /// What else requests may call it.
     pub aliases: Vec<String>,
-    /// All models of the server.
-    pub offered: Arc<[String]>,
+    /// All models of the server, and their adapters.
+    pub offered: Arc<[(String, Arc<Adapters>)]>,
     /// Requests may name any model, and get this one.
     pub takes_any_model: bool,
     pub fingerprint: String,
-    pub about: About,
+    pub about: Arc<About>,
     pub max_output: u32,
     pub deadlines: Deadlines,
     pub created: u64,
@@ -48,7 +53,7 @@ pub struct App {
     /// Requests that are read at once: what they ask of the template or of a grammar takes a core each.
     pub readers: Arc<Semaphore>,
     /// What `/version` says of the plan.
-    pub facts: Map<String, Value>,
+    pub facts: Arc<Map<String, Value>>,
 }
 
 /// A request that was found right: what the engine is asked for, and who reads the answers.
@@ -58,6 +63,8 @@ pub struct Prepared {
     pub answers: Vec<Answer>,
     pub top_logprobs: Option<usize>,
     pub ends_loops: bool,
+    /// Adapters by their numbers.
+    pub lora: Option<Asked>,
     pub prompt_tokens: usize,
     /// The memory that its pictures and sounds take.
     pub held: Held,
@@ -82,8 +89,18 @@ impl App {
         is_name(name) || name.strip_suffix(":latest").is_some_and(is_name)
     }
 
+    /// The adapter of a name, as a model.
+    pub fn adapted(&self, name: &str) -> Option<App> {
+        let is_there = |name: &&str| self.adapters.has(name);
+        let name = Some(name).filter(is_there).or(name.strip_suffix(":latest").filter(is_there))?;
+        let (model, parent) = (name.to_owned(), Some(self.model.clone()));
+        Some(App { model, parent, aliases: Vec::new(), takes_any_model: false, ..self.clone() })
+    }
+
     pub fn unknown_model(&self, model: &str) -> ApiError {
-        let offered: Vec<String> = self.offered.iter().map(|name| format!("{name:?}")).collect();
+        let adapters = |adapters: &Adapters| adapters.list().into_iter().map(|listed| format!("{:?}", listed.name));
+        let offered: Vec<String> =
+            self.offered.iter().flat_map(|(name, of)| [format!("{name:?}")].into_iter().chain(adapters(of))).collect();
         let message = format!("there is no model {model:?} here; there is {}", offered.join(", "));
         let error = ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message);
         ApiError { param: Some("model".into()), ..error }
@@ -91,14 +108,29 @@ impl App {
 
     /// Queues a request and waits for its memory.
     pub async fn begin(&self, prepared: Prepared, record: Arc<Record>) -> Result<Progress, ApiError> {
-        let Prepared { mut requests, is_shared, answers, top_logprobs, ends_loops, prompt_tokens, held } = prepared;
-        requests.iter_mut().for_each(|request| request.client = record.owner);
+        let sitting = self.sit(prepared.lora.as_ref()).await?;
+        self.begin_seated(prepared, record, sitting).await
+    }
+
+    /// The same of a request that has its seat.
+    pub async fn begin_seated(
+        &self,
+        prepared: Prepared,
+        record: Arc<Record>,
+        sitting: Option<Sitting>,
+    ) -> Result<Progress, ApiError> {
+        let Prepared { mut requests, is_shared, answers, top_logprobs, ends_loops, lora: _, prompt_tokens, held } =
+            prepared;
+        for request in &mut requests {
+            request.client = record.owner;
+            request.adapter = sitting.as_ref().map(Sitting::seated);
+        }
         record.add_prompt_tokens(prompt_tokens);
         // What is kept of a prompt is kept up to the last place that was named.
         let kept_to = requests.iter().filter_map(|request| request.snapshot_at.last().copied()).max().unwrap_or(0);
         let mut begun =
             Exchange::begin(&self.house, &self.slot, requests, is_shared, top_logprobs, self.deadlines).await?;
-        begun.held = held;
+        (begun.held, begun.sitting) = (held, sitting);
         record.add_cached_tokens(begun.cached);
         let usage = Usage {
             prompt: prompt_tokens,
@@ -108,6 +140,16 @@ impl App {
         };
         let loops = if ends_loops { vec![Loops::default(); answers.len()] } else { Vec::new() };
         Ok(Progress::new(begun, Arc::clone(&self.speech), answers, loops, usage, record))
+    }
+
+    /// The seat of a request: its adapter's, if it has chosen one.
+    pub async fn sit(&self, lora: Option<&Asked>) -> Result<Option<Sitting>, ApiError> {
+        let name = self.parent.is_some().then_some(self.model.as_str());
+        let sat = tokio::time::timeout(self.deadlines.queue, self.adapters.sit(name, lora)).await;
+        sat.unwrap_or_else(|_| {
+            let message = format!("the adapter was not there within {} seconds", self.deadlines.queue.as_secs());
+            Err(ApiError::timeout("queue_timeout", message))
+        })
     }
 
     /// What all pieces of an answer have in common.

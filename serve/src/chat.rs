@@ -83,6 +83,7 @@ pub fn prepare_conversation(
         answers,
         top_logprobs: generation.top_logprobs,
         ends_loops: generation.ends_loops,
+        lora: generation.lora.clone(),
         prompt_tokens: prompt.tokens.len(),
         held: std::mem::take(&mut prompt.held),
     };

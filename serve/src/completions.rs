@@ -77,8 +77,9 @@ pub fn prepare_generation(app: &App, fields: Fields<'_>, mut generation: Generat
         requests.extend(generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?);
     }
     let answers = requests.iter().map(|_| Answer::plain(generation.stop.clone())).collect();
-    let Generation { top_logprobs, ends_loops, .. } = generation;
-    let prepared = Prepared { requests, is_shared, answers, top_logprobs, ends_loops, prompt_tokens, held: Vec::new() };
+    let (top_logprobs, ends_loops, lora) = (generation.top_logprobs, generation.ends_loops, generation.lora.clone());
+    let held = Vec::new();
+    let prepared = Prepared { requests, is_shared, answers, top_logprobs, ends_loops, lora, prompt_tokens, held };
     Ok(Completion { generation, prepared, echoes })
 }
 

@@ -56,6 +56,11 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
     }
 
+    /// Something else has to end first.
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::refused(StatusCode::CONFLICT, code, message)
+    }
+
     pub fn queue_full(message: impl Into<String>) -> ApiError {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
         ApiError { retry_after: Some(1), ..error }
@@ -111,9 +116,11 @@ impl From<RequestError> for ApiError {
                 let context = blocks.saturating_mul(positions.div_ceil(needed.max(1)));
                 ApiError::context_exceeded(context, positions as usize, &message)
             }
-            RequestError::Runtime(_) | RequestError::NotRunning(_) | RequestError::NoRoom(_) => {
-                ApiError::internal(message)
-            }
+            // Seats are given and kept here.
+            RequestError::Seat(_)
+            | RequestError::Runtime(_)
+            | RequestError::NotRunning(_)
+            | RequestError::NoRoom(_) => ApiError::internal(message),
             _ => ApiError::bad_request("invalid_value", message),
         }
     }

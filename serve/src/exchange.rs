@@ -9,6 +9,7 @@ use gemma4c_runtime::engine::Request;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use crate::adapters::Sitting;
 use crate::error::ApiError;
 use crate::house::House;
 use crate::media::Held;
@@ -40,6 +41,8 @@ pub struct Exchange {
     pub admitted: std::time::Instant,
     /// The memory of its pictures and sounds.
     pub held: Held,
+    /// Its adapter, which keeps its seat until the engine was told of the request's end.
+    pub sitting: Option<Sitting>,
     _active: Active,
 }
 
@@ -84,6 +87,7 @@ impl Exchange {
             cached: 0,
             admitted: now.into_std(),
             held: Held::new(),
+            sitting: None,
             _active: active,
         };
         let admitted = timeout_at(now + deadlines.queue, exchange.replies.recv()).await;

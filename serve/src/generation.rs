@@ -9,6 +9,7 @@ use gemma4c_runtime::{Penalised, Penalties, ranges};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::adapters::Asked;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::penalties;
@@ -42,6 +43,8 @@ pub struct Generation {
     pub penalties: Penalties,
     /// An answer that goes round in circles ends.
     pub ends_loops: bool,
+    /// Adapters by their numbers, where `model` does not choose.
+    pub lora: Option<Asked>,
     ignore_eos: bool,
     min_tokens: u32,
     salt: Arc<[u8]>,
@@ -93,6 +96,7 @@ impl Generation {
             most_thoughts: most_thoughts(fields)?,
             penalties: penalties::read(fields, speech)?,
             ends_loops,
+            lora: Asked::read(fields)?,
             ignore_eos,
             min_tokens: fields.count("min_tokens", 0, u32::MAX as u64)?.unwrap_or(0) as u32,
             salt: salt.as_bytes().into(),

@@ -20,7 +20,7 @@ use crate::models::Models;
 use crate::record::{Client, Record, Sink};
 use crate::scrape::{self, Told};
 use crate::sse::Events;
-use crate::{anthropic, body, chat, completions, llama, ollama, page, responses, sse, tokens, transcription};
+use crate::{adapters, anthropic, body, chat, completions, llama, ollama, page, responses, sse, tokens, transcription};
 
 /// What the layer around all handlers needs.
 #[derive(Clone)]
@@ -43,6 +43,7 @@ pub fn router(gate: Gate) -> Router {
         .route("/v1/responses", post(response))
         .merge(anthropic::routes::routes())
         .merge(transcription::routes::routes())
+        .merge(adapters::routes::routes())
         .route("/v1/models", get(list))
         .route("/models", get(list))
         .route("/v1/models/{*id}", get(model))
@@ -76,8 +77,8 @@ async fn guard(
     let shown_id = String::from_utf8_lossy(id.as_bytes());
     let owner = gate.keys.client(client.address.ip(), request.headers());
     let record = Record::new(gate.sink.as_ref(), &gate.models.hand, client, owner, &request, &shown_id);
-    if let [only] = gate.models.all() {
-        record.set_model(&only.model);
+    if gate.models.is_alone() {
+        record.set_model(&gate.models.first().model);
     }
     request.extensions_mut().insert(Arc::clone(&record));
     let dialect = Dialect::of(request.uri().path());
@@ -193,8 +194,9 @@ async fn response(
     }
 }
 
+/// A model, or an adapter with the name of its model and its path.
 fn model_json(app: &App) -> Value {
-    json!({
+    let mut model = json!({
         "id": app.model,
         "object": "model",
         "created": app.created,
@@ -202,19 +204,22 @@ fn model_json(app: &App) -> Value {
         "max_model_len": app.speech.context,
         "input_modalities": app.senses.modalities(),
         "status": { "value": if app.slot.is_here() { "loaded" } else { "unloaded" } },
-    })
+    });
+    if let Some(parent) = &app.parent {
+        model["root"] = app.adapters.listed(&app.model).map(|listed| listed.path).into();
+        model["parent"] = parent.as_str().into();
+    }
+    model
 }
 
 async fn list(Shared(models): Shared<Arc<Models>>) -> Response<Body> {
-    let data: Vec<Value> = models.all().iter().map(|app| model_json(app)).collect();
+    let data: Vec<Value> = models.with_adapters().iter().map(|app| model_json(app)).collect();
     json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
-async fn model(Shared(models): Shared<Arc<Models>>, Path(id): Path<String>) -> Response<Body> {
-    match models.all().iter().find(|app| app.is_called(&id)) {
-        Some(app) => json_response(StatusCode::OK, &model_json(app)),
-        None => models.first().unknown_model(&id).response(),
-    }
+async fn model(Shared(models): Shared<Arc<Models>>, Path(id): Path<String>) -> Answered {
+    let app = models.listed(&id).ok_or_else(|| models.first().unknown_model(&id))?;
+    Ok(json_response(StatusCode::OK, &model_json(&app)))
 }
 
 async fn tokenize(
@@ -291,7 +296,7 @@ fn version_json(app: &App) -> Map<String, Value> {
     ] {
         facts.insert(name.into(), value);
     }
-    facts.extend(app.facts.clone());
+    facts.extend((*app.facts).clone());
     facts
 }
 

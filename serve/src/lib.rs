@@ -9,6 +9,7 @@
 //! each request (`record.rs`).
 
 mod about;
+mod adapters;
 mod answer;
 mod anthropic;
 mod app;
@@ -65,6 +66,7 @@ mod transcription;
 mod translated;
 mod worker;
 
+pub use adapters::{Named, SeatingError, check_name};
 pub use answer::{Answer, Part};
 pub use clock::date_and_time;
 pub use connection::Stall;

@@ -1,11 +1,12 @@
 //! The models of a server, by the names that requests give them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::body::Body;
 use axum::http::HeaderMap;
 
+use crate::adapters::Folders;
 use crate::app::App;
 use crate::body::{self, Received};
 use crate::error::ApiError;
@@ -16,12 +17,15 @@ use crate::record::Record;
 pub struct Models {
     all: Vec<Arc<App>>,
     pub hand: Arc<Hand>,
+    /// Where adapters may be loaded from; `None` where none are loaded.
+    pub folders: Option<Folders>,
+    naming: Mutex<()>,
 }
 
 impl Models {
     /// At least one.
-    pub fn new(all: Vec<Arc<App>>) -> Models {
-        Models { all, hand: Arc::default() }
+    pub fn new(all: Vec<Arc<App>>, folders: Option<Folders>) -> Models {
+        Models { all, hand: Arc::default(), folders, naming: Mutex::default() }
     }
 
     pub fn all(&self) -> &[Arc<App>] {
@@ -32,13 +36,42 @@ impl Models {
         &self.all[0]
     }
 
-    /// The model of a name.
-    pub fn named(&self, name: &str) -> Result<&Arc<App>, ApiError> {
-        match self.all.iter().find(|app| app.is_called(name)) {
+    /// Who answers requests that name this one.
+    pub fn named(&self, name: &str) -> Result<Arc<App>, ApiError> {
+        match self.listed(name) {
             Some(app) => Ok(app),
-            None if self.first().takes_any_model => Ok(self.first()),
+            None if self.first().takes_any_model => Ok(Arc::clone(self.first())),
             None => Err(self.first().unknown_model(name)),
         }
+    }
+
+    /// The model of a name, or the adapter.
+    pub fn listed(&self, name: &str) -> Option<Arc<App>> {
+        let adapted = || self.all.iter().find_map(|app| app.adapted(name)).map(Arc::new);
+        self.model(name).cloned().or_else(adapted)
+    }
+
+    /// The model of a name that is no adapter's.
+    pub fn model(&self, name: &str) -> Option<&Arc<App>> {
+        self.all.iter().find(|app| app.is_called(name))
+    }
+
+    /// The model that has an adapter of this name.
+    pub fn holder(&self, adapter: &str) -> Option<&Arc<App>> {
+        self.all.iter().find(|app| app.adapters.has(adapter))
+    }
+
+    /// All models, each with its adapters behind it.
+    pub fn with_adapters(&self) -> Vec<Arc<App>> {
+        let adapted = |app: &Arc<App>| -> Vec<Arc<App>> {
+            app.adapters.list().iter().filter_map(|listed| app.adapted(&listed.name)).map(Arc::new).collect()
+        };
+        self.all.iter().flat_map(|app| [Arc::clone(app)].into_iter().chain(adapted(app))).collect()
+    }
+
+    /// Whoever looks for a free name holds this until the name is taken.
+    pub fn naming(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Receives a request's body, and finds out whom it is for.
@@ -61,13 +94,16 @@ impl Models {
     ) -> Result<(Arc<App>, Received), ApiError> {
         self.check()?;
         let body = body::receive(headers, body).await?;
-        let app = match &self.all[..] {
-            [only] => only,
-            _ => model(&body).map_or(Ok(self.first()), |name| self.named(&name))?,
-        };
+        let named = if self.is_alone() { None } else { model(&body) };
+        let app = named.map_or_else(|| Ok(Arc::clone(self.first())), |name| self.named(&name))?;
         record.set_model(&app.model);
         app.state.check()?;
-        Ok((Arc::clone(app), body))
+        Ok((app, body))
+    }
+
+    /// Whether there is one model without adapters, whom all requests are for.
+    pub fn is_alone(&self) -> bool {
+        self.all.len() == 1 && self.first().adapters.seats().is_none()
     }
 
     /// Whether requests are taken for any of them.

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::adapters::Listed;
 use crate::app::App;
 use crate::metrics::{Histogram, Metrics};
 
@@ -17,6 +18,10 @@ pub struct Told<'a> {
     /// Whether it is in memory, and how often it came.
     is_here: bool,
     loads: u64,
+    /// Seats for adapters, and those of them that are not free.
+    seats: u32,
+    taken_seats: usize,
+    adapters: Vec<Listed>,
 }
 
 impl<'a> Told<'a> {
@@ -28,6 +33,9 @@ impl<'a> Told<'a> {
             block_rows: app.slot.ready().map_or(0, |ready| ready.block_rows),
             is_here: app.slot.is_here(),
             loads: app.slot.loads(),
+            seats: app.adapters.seats().map_or(0, |seats| seats.count),
+            taken_seats: app.adapters.taken(),
+            adapters: app.adapters.list(),
         }
     }
 }
@@ -63,6 +71,9 @@ fn gauges(text: &mut String, all: &[Told<'_>]) {
     gauge("vllm:num_requests_waiting", |told| told.waiting as f64);
     gauge("vllm:kv_cache_usage_perc", |told| told.metrics.occupation().1);
     gauge("gemma4c:model_in_memory", |told| f64::from(told.is_here));
+    gauge("gemma4c:adapter_seats", |told| f64::from(told.seats));
+    gauge("gemma4c:adapter_seats_taken", |told| told.taken_seats as f64);
+    gauge("gemma4c:adapters_loaded", |told| told.adapters.len() as f64);
     _ = writeln!(text, "# TYPE vllm:cache_config_info gauge");
     for Told { model, metrics, block_rows, .. } in all {
         let blocks = metrics.blocks.load(Ordering::Relaxed);
@@ -87,6 +98,13 @@ fn counters(text: &mut String, all: &[Told<'_>]) {
     counter("vllm:spec_decode_num_draft_tokens", |told| load(&told.metrics.draft_tokens));
     counter("vllm:spec_decode_num_accepted_tokens", |told| told.metrics.accepted_at.iter().map(load).sum());
     counter("gemma4c:model_loads", |told| told.loads);
+    // Names that stand for one now: as many as there are seats, at most.
+    _ = writeln!(text, "# TYPE gemma4c:adapter_requests_total counter");
+    for (Told { model, .. }, Listed { name, requests, .. }) in
+        all.iter().flat_map(|told| told.adapters.iter().map(move |listed| (told, listed)))
+    {
+        _ = writeln!(text, "gemma4c:adapter_requests_total{{model_name={model},adapter=\"{name}\"}} {requests}");
+    }
     let mut labelled = |name: &str, label: &str, of: &dyn Fn(&Metrics) -> Vec<(String, u64)>| {
         _ = writeln!(text, "# TYPE {name} counter");
         for Told { model, metrics, .. } in all {

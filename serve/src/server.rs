@@ -1,6 +1,8 @@
 //! A server's life: it listens, loads its first model, answers, and on a signal lets what runs come to its end.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::about::About;
+use crate::adapters::{Adapters, Folders, Named, SeatingError};
 use crate::app::{App, now};
 use crate::connection::{Connections, Stall, listen};
 use crate::exchange::Deadlines;
@@ -36,6 +39,8 @@ pub struct Offer {
     pub aliases: Vec<String>,
     pub plan: Plan,
     pub open: Box<Opener>,
+    /// Those that have a seat of the plan from the start.
+    pub adapters: Vec<Named>,
 }
 
 /// What a server is told.
@@ -45,6 +50,8 @@ pub struct Options {
     pub host: String,
     /// 0 takes a free one.
     pub port: u16,
+    /// Clients may load and unload adapters, from below these folders.
+    pub adapter_folders: Option<Vec<PathBuf>>,
     /// Requests may name any model: one that is not offered is the first.
     pub takes_any_model: bool,
     /// Models that may be in memory at once.
@@ -77,6 +84,7 @@ impl Default for Options {
         Options {
             host: "127.0.0.1".into(),
             port: 8080,
+            adapter_folders: None,
             takes_any_model: false,
             room: Room::default(),
             api_keys: String::new(),
@@ -102,6 +110,12 @@ pub enum ServeError {
     NoModel,
     #[error("two models are called {0:?}")]
     SameName(String),
+    #[error(transparent)]
+    Seating(#[from] SeatingError),
+    #[error("--lora-dir {}: {error}", folder.display())]
+    Folder { folder: PathBuf, error: std::io::Error },
+    #[error("adapters may be loaded, but no plan has seats for them: compile one with --adapters N")]
+    NoSeats,
     #[error("{0}")]
     Open(OpenError),
     #[error(transparent)]
@@ -201,34 +215,41 @@ impl<const N: usize> Drop for AbortOnDrop<N> {
 
 /// What is known of the models without their weights, and the places for those.
 fn models(offers: Vec<Offer>, options: &Options) -> Result<(Arc<Models>, Arc<House>), ServeError> {
-    let offered: Arc<[String]> = offers.iter().map(|offer| offer.model.clone()).collect();
-    if let Some(twice) = offered.iter().enumerate().find(|(at, name)| offered[..*at].contains(name)) {
-        return Err(ServeError::SameName(twice.1.clone()));
-    }
+    let folders = options.adapter_folders.as_deref().map(Folders::open).transpose();
+    let folders = folders.map_err(|(folder, error)| ServeError::Folder { folder, error })?;
     let (mut slots, mut plans) = (Vec::new(), Vec::new());
-    for Offer { model, aliases, plan, open } in offers {
+    for Offer { model, aliases, plan, open, adapters } in offers {
+        let adapters = Adapters::new(&plan, adapters)?;
         let state = State::new(options.queue);
         if !slots.is_empty() {
             // Loaded when it is asked for.
             state.set_health(Health::Ready);
         }
         let bytes = plan.cuda.as_ref().and_then(|cuda| cuda.program.memory.device()).unwrap_or(0);
-        slots.push(Arc::new(Slot::new(model, bytes, open.into(), Arc::new(state))));
+        slots.push(Arc::new(Slot::new(model, bytes, open.into(), Arc::new(state), Arc::new(adapters))));
         plans.push((aliases, plan));
     }
+    refuse_same_names(&slots, &plans)?;
+    if folders.is_some() && slots.iter().all(|slot| slot.adapters.seats().is_none()) {
+        return Err(ServeError::NoSeats);
+    }
+    let offered: Arc<[_]> = slots.iter().map(|slot| (slot.model.clone(), Arc::clone(&slot.adapters))).collect();
     let house = Arc::new(House::new(slots.clone(), options.room));
     let readers = std::thread::available_parallelism().map_or(4, usize::from).max(2);
     let readers = Arc::new(Semaphore::new(readers));
     let mut all = Vec::new();
     for (slot, (aliases, plan)) in slots.into_iter().zip(plans) {
         let speech = Arc::new(Speech::new(&plan)?);
+        let senses = Senses::new(&plan, options.image_tokens, options.media_hosts.clone(), options.media_bytes);
         let bytes = plan.to_bytes().map_err(|error| ServeError::Hash(error.to_string()))?;
         all.push(Arc::new(App {
             grammars: Arc::new(Grammars::new(Arc::clone(&speech))),
-            senses: Senses::new(&plan, options.image_tokens, options.media_hosts.clone(), options.media_bytes),
+            senses: Arc::new(senses),
             speech,
             state: Arc::clone(&slot.state),
+            adapters: Arc::clone(&slot.adapters),
             model: slot.model.clone(),
+            parent: None,
             slot,
             house: Arc::clone(&house),
             aliases,
@@ -240,13 +261,28 @@ fn models(offers: Vec<Offer>, options: &Options) -> Result<(Arc<Models>, Arc<Hou
             created: now(),
             ping: options.ping,
             readers: Arc::clone(&readers),
-            about: About::new(&plan),
-            facts: facts(&plan),
+            about: Arc::new(About::new(&plan)),
+            facts: Arc::new(facts(&plan)),
         }));
     }
     match all.is_empty() {
         true => Err(ServeError::NoModel),
-        false => Ok((Arc::new(Models::new(all)), house)),
+        false => Ok((Arc::new(Models::new(all, folders)), house)),
+    }
+}
+
+/// Models are told apart by their names, and an adapter has a name that is no model's and no other adapter's.
+fn refuse_same_names(slots: &[Arc<Slot>], plans: &[(Vec<String>, Plan)]) -> Result<(), ServeError> {
+    let mut models = BTreeSet::new();
+    if let Some(twice) = slots.iter().find(|slot| !models.insert(slot.model.as_str())) {
+        return Err(ServeError::SameName(twice.model.clone()));
+    }
+    let mut taken: BTreeSet<&str> = plans.iter().flat_map(|(aliases, _)| aliases.iter().map(String::as_str)).collect();
+    taken.append(&mut models);
+    let adapters: Vec<_> = slots.iter().flat_map(|slot| slot.adapters.list()).collect();
+    match adapters.iter().find(|listed| !taken.insert(&listed.name)) {
+        None => Ok(()),
+        Some(twice) => Err(SeatingError::SameName(twice.name.to_string()).into()),
     }
 }
 
@@ -258,6 +294,9 @@ fn facts(plan: &Plan) -> Map<String, Value> {
     facts.insert("compiled_for".into(), program.map(|program| program.gpu.to_string()).into());
     facts.insert("phases".into(), phases.into());
     facts.insert("kv_type".into(), program.map_or(plan.program.kv, |program| program.kv).name().into());
+    let seats = plan.model.seats;
+    facts.insert("adapter_seats".into(), seats.map_or(0, |seats| seats.count).into());
+    facts.insert("adapter_rank".into(), seats.map(|seats| seats.rank).into());
     facts.insert("has_drafter".into(), plan.drafter.is_some().into());
     facts
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use crate::adapters::Adapters;
 use crate::state::State;
 use crate::worker::{OpenError, Opener, Ready, Worker};
 
@@ -20,6 +21,8 @@ pub struct Slot {
     pub bytes: u64,
     open: Arc<Opener>,
     pub state: Arc<State>,
+    /// Come back with it.
+    pub adapters: Arc<Adapters>,
     here: Mutex<Option<Here>>,
     /// The last lease of a model that is to go has ended.
     released: Notify,
@@ -57,9 +60,9 @@ impl Drop for Lease {
 }
 
 impl Slot {
-    pub fn new(model: String, bytes: u64, open: Arc<Opener>, state: Arc<State>) -> Slot {
+    pub fn new(model: String, bytes: u64, open: Arc<Opener>, state: Arc<State>, adapters: Arc<Adapters>) -> Slot {
         let (here, released, loads) = (Mutex::new(None), Notify::new(), AtomicU64::new(0));
-        Slot { model, bytes, open, state, here, released, loads }
+        Slot { model, bytes, open, state, adapters, here, released, loads }
     }
 
     fn here(&self) -> MutexGuard<'_, Option<Here>> {
@@ -102,7 +105,8 @@ impl Slot {
 
     /// Opens the engine. Nobody else may do so at the same time.
     pub async fn come(&self) -> Result<(), OpenError> {
-        let (worker, thread, when_ready) = Worker::start(Arc::clone(&self.open), Arc::clone(&self.state));
+        let (worker, thread, when_ready) =
+            Worker::start(Arc::clone(&self.open), Arc::clone(&self.state), Arc::clone(&self.adapters));
         let ready = when_ready.await.unwrap_or_else(|_| Err("the engine's thread has ended".into()))?;
         let now = Instant::now();
         let here = Here { worker, thread, ready, leases: 0, is_leaving: false, came: now, last_used: now };

@@ -11,9 +11,11 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use gemma4c_plan::SeatWeights;
 use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
 use tokio::sync::{mpsc as replies, oneshot};
 
+use crate::adapters::Adapters;
 use crate::dispatcher::{Dispatcher, PendingReply};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -42,6 +44,12 @@ enum Command {
     Cancel(u64),
     /// Of one choice that is complete; the others go on.
     CancelChoice(u64, usize),
+    /// Of an adapter, with what it is to have; without, it is emptied.
+    Seat {
+        seat: u32,
+        weights: Option<Arc<SeatWeights>>,
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
     /// Whatever still runs is told that the server ends.
     Abort,
     /// Nobody will ask for anything any more.
@@ -86,20 +94,21 @@ pub type OpenError = Box<dyn std::error::Error + Send + Sync>;
 type WhenReady = oneshot::Receiver<Result<Ready, OpenError>>;
 
 impl Worker {
-    /// Starts the thread, which opens the engine first: that takes as long as weights take to load.
-    pub fn start(open: Arc<Opener>, state: Arc<State>) -> (Worker, JoinHandle<()>, WhenReady) {
+    /// Starts the thread, which opens the engine first: that takes as long as weights take to load. Its seats get what
+    /// they are to have.
+    pub fn start(open: Arc<Opener>, state: Arc<State>, adapters: Arc<Adapters>) -> (Worker, JoinHandle<()>, WhenReady) {
         let (commands, received) = mpsc::channel();
         let (ready, when_ready) = oneshot::channel();
         let guard = Guard(Arc::clone(&state));
         let work = move || {
             let _guard = guard;
-            Worker::work(&*open, state, &received, ready);
+            Worker::work(&|| open_seated(&*open, &adapters), state, &received, ready);
         };
         (Worker { commands }, thread::spawn(work), when_ready)
     }
 
     fn work(
-        open: &Opener,
+        open: &dyn Fn() -> Result<ServedEngine, OpenError>,
         state: Arc<State>,
         received: &mpsc::Receiver<Command>,
         ready: oneshot::Sender<Result<Ready, OpenError>>,
@@ -140,6 +149,23 @@ impl Worker {
         _ = self.commands.send(Command::CancelChoice(ticket, choice));
     }
 
+    /// Fills a seat, in which no request may be.
+    pub async fn fill_seat(&self, seat: u32, weights: Arc<SeatWeights>) -> Result<(), ApiError> {
+        self.seat(seat, Some(weights)).await
+    }
+
+    /// Empties a seat, in which no request may be.
+    pub async fn empty_seat(&self, seat: u32) -> Result<(), ApiError> {
+        self.seat(seat, None).await
+    }
+
+    async fn seat(&self, seat: u32, weights: Option<Arc<SeatWeights>>) -> Result<(), ApiError> {
+        let ended = || ApiError::internal("the engine has ended");
+        let (done, is_done) = oneshot::channel();
+        self.commands.send(Command::Seat { seat, weights, done }).map_err(|_| ended())?;
+        is_done.await.unwrap_or_else(|_| Err(ended()))
+    }
+
     pub fn abort(&self) {
         _ = self.commands.send(Command::Abort);
     }
@@ -148,6 +174,15 @@ impl Worker {
     pub fn end(&self) {
         _ = self.commands.send(Command::End);
     }
+}
+
+/// An engine whose seats have their adapters.
+fn open_seated(open: &Opener, adapters: &Adapters) -> Result<ServedEngine, OpenError> {
+    let mut engine = open()?;
+    for (seat, weights) in adapters.fillings() {
+        engine.fill_seat(seat, &weights)?;
+    }
+    Ok(engine)
 }
 
 /// A request that has not ended.
@@ -246,6 +281,14 @@ impl Thread {
                     self.state.metrics.finished("stop");
                     self.finish(ticket, id);
                 }
+            }
+            Command::Seat { seat, weights, done } => {
+                let changed = match weights {
+                    Some(weights) => self.engine.fill_seat(seat, &weights),
+                    None => self.engine.empty_seat(seat),
+                };
+                // Whoever waits for it is a task that nobody ends.
+                _ = done.send(changed.map_err(|error| ApiError::internal(error.to_string())));
             }
             Command::Abort => {
                 let error = ApiError::unavailable("draining", "the server is shutting down");

@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::generation::DraftArg;
+use super::lora::LoraArgs;
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::read_text;
 use crate::device::EngineOptions;
@@ -41,6 +42,7 @@ pub struct Defaults {
 /// Where prompts come from, where answers go, and how many are worked on at once.
 pub struct Batch<'a> {
     pub plan: &'a PlanArgs,
+    pub lora: &'a LoraArgs,
     pub prompts: &'a Path,
     pub answers: &'a OutputFile,
     /// Begin anew, whatever the answers' file has.
@@ -71,14 +73,20 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
     let drafts = batch.draft.for_engine(&plan);
     let options = EngineOptions { sequences: batch.sequences, suppress, drafts, ..batch.engine.options() };
+    let adapters = batch.lora.for_seat(batch.plan, &plan)?;
     let mut engine = batch.plan.open_engine(plan, options)?;
+    if let Some(adapter) = adapters.fill_one(&mut engine)? {
+        requests.iter_mut().for_each(|(_, asked)| asked.request.adapter = Some(adapter));
+    }
     for (number, asked) in &requests {
         engine.check(&asked.request).with_context(|| format!("{}, line {number}", prompts.display()))?;
     }
     // Devices round differently: an answer of another one is not an answer of this run.
     let device = engine.device().name();
-    let work: Vec<Work> =
-        requests.into_iter().map(|(_, asked)| Work { origin: Origin::of(checksum, &device, &asked), asked }).collect();
+    let work: Vec<Work> = requests
+        .into_iter()
+        .map(|(_, asked)| Work { origin: Origin::of(checksum, &device, &asked, adapters.checksum()), asked })
+        .collect();
     kept.check(answers, &work)?;
     let file = kept.continued(answers)?;
     answer(&mut engine, work, kept.origins.len(), tokenizer.as_ref(), file, answers)
@@ -106,14 +114,14 @@ struct Origin {
 }
 
 impl Origin {
-    fn of(plan: u64, device: &str, asked: &Asked) -> Origin {
+    fn of(plan: u64, device: &str, asked: &Asked, adapter: Option<u64>) -> Origin {
         let Request { prompt, most, sampling, seed, stop: tokens, .. } = &asked.request;
         let stop = &asked.stop;
         let prompt: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
         Origin {
             plan: xxh3_64(format!("{plan} {device}").as_bytes()),
             prompt: xxh3_64(&prompt),
-            settings: xxh3_64(format!("{most} {sampling:?} {seed} {tokens:?} {stop:?}").as_bytes()),
+            settings: xxh3_64(format!("{most} {sampling:?} {seed} {tokens:?} {stop:?} {adapter:?}").as_bytes()),
         }
     }
 

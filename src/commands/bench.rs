@@ -19,6 +19,7 @@ use gemma4c_runtime::{Asked, MOST_LOOKED_UP, Request, Sampler, Session};
 
 use super::Outcome;
 use super::cached::{ModelArgs, Needs};
+use super::lora::LoraArgs;
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::synthetic_media::Media;
 use crate::output::print;
@@ -89,6 +90,9 @@ pub struct Args {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    #[command(flatten)]
+    lora: LoraArgs,
 
     #[command(flatten)]
     model: ModelArgs,
@@ -164,6 +168,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         verified,
         drafter: None,
         is_drafted,
+        adapters: &args.lora.lora,
+        seats: None,
         image_tokens: None,
         sharing: 1,
     };
@@ -173,7 +179,10 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
     let depths = numbers("-d", &args.depths)?;
     ensure!(args.repeat >= 1, "-r 0: at least one measurement is needed");
-    let Args { ref plan, engine, system, turn, repeat, seed, .. } = *args;
+    let Args { ref plan, ref lora, engine, system, turn, repeat, seed, .. } = *args;
+    let sits = plan.made.is_none() && !lora.lora.is_empty();
+    let in_turns = args.chat.is_some() || args.draft.is_some() || args.ngram.is_some();
+    ensure!(!(sits && in_turns), "--lora: --chat, --draft and --ngram measure a plan without one");
     if let Some(turns) = args.chat {
         let [answer] = generate[..] else { bail!("-n {}: an answer has one length", args.generate) };
         let report = chat::run(&Chat { plan, engine, turns, system, turn, answer, repeat, seed })?;
@@ -206,7 +215,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
     if let Some(sequences) = &args.sequences {
         let sequences = numbers("--sequences", sequences)?;
-        let report = batched::run(&Batched { plan, engine, sequences, prompts, generate, repeat, seed })?;
+        let report = batched::run(&Batched { plan, lora, engine, sequences, prompts, generate, repeat, seed })?;
         print(&match args.output {
             Format::Md => report.markdown(),
             Format::Json => report.json()?,
@@ -244,7 +253,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             test.name(depth)
         );
     }
-    let session = args.plan.open_read(plan)?;
+    let adapters = args.lora.for_seat(&args.plan, &plan)?;
+    let mut session = args.plan.open_read(plan)?;
+    adapters.sit(&mut session)?;
     let opened = started.elapsed();
     let mut runner = Runner::new(session, args.seed);
     runner.first_token()?;

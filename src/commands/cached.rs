@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gemma4c_blocks::DType;
+use gemma4c_plan::Seats;
 
 use super::by_name::ByNameArgs;
 use super::compile::{Kv, quantised};
@@ -41,10 +42,6 @@ pub struct ModelArgs {
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
 
-    /// With a GGUF model: an adapter (LoRA) that is always on, and if wanted how strong it is to be. May be repeated.
-    #[arg(long, value_name = "FILE[:SCALE]")]
-    lora: Vec<AdapterAt>,
-
     /// With a model in floats: quantise its matrices while they are loaded, to q4_0 or q8_0
     #[arg(long, value_name = "TYPE", value_parser = quantised)]
     quantize: Option<DType>,
@@ -69,6 +66,10 @@ pub struct Needs<'a> {
     pub drafter: Option<&'a Path>,
     /// Whether the drafter that comes with a named model is of use.
     pub is_drafted: bool,
+    /// Adapters that are always on.
+    pub adapters: &'a [AdapterAt],
+    /// Room for adapters that come and go.
+    pub seats: Option<Seats>,
     /// Soft tokens of a picture.
     pub image_tokens: Option<u32>,
     /// Models that share the GPU's memory in equal parts.
@@ -95,7 +96,8 @@ impl ModelArgs {
             vram: self.vram,
             projector: self.mmproj.clone().or(brought.projector),
             drafter: needs.drafter.map(Path::to_path_buf).or(brought.drafter),
-            adapters: self.lora.clone(),
+            adapters: needs.adapters.to_vec(),
+            seats: needs.seats,
             sequences: needs.sequences,
             may_be_fewer: needs.may_be_fewer,
             verified: needs.verified,
@@ -119,21 +121,15 @@ impl ModelArgs {
         self.mmproj.is_some()
     }
 
-    /// Whether an adapter was given, which is one model's.
-    pub fn has_adapter(&self) -> bool {
-        !self.lora.is_empty()
-    }
-
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, memory, vram, mmproj, lora, quantize, chat_template, .. } = self;
+        let ModelArgs { ctx, kv, memory, vram, mmproj, quantize, chat_template, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
             ("--memory", memory.is_some()),
             ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
-            ("--lora", !lora.is_empty()),
             ("--quantize", quantize.is_some()),
             ("--chat-template", chat_template.is_some()),
             ("--draft FILE", needs.drafter.is_some()),

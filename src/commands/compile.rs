@@ -15,6 +15,7 @@ use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_runtime::MOST_LOOKED_UP;
 
 use super::by_name::ByNameArgs;
+use super::lora::SeatArgs;
 use super::{Outcome, media, plan_file};
 use crate::by_name::Beside;
 use crate::device::Device;
@@ -56,6 +57,9 @@ pub struct Args {
     /// as 0.5. It is applied whole or refused. May be repeated.
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Vec<AdapterAt>,
+
+    #[command(flatten)]
+    seats: SeatArgs,
 
     /// Merge the adapter into the weights while they are loaded, so that it costs no time: matrices in blocks are
     /// quantised again, to q4_0 where they are that, else to q8_0.
@@ -215,6 +219,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         drafter,
         adapters: args.lora.clone(),
         merges_adapter: args.lora_merge,
+        seats: args.seats.seats(),
         quantize: args.quantize,
         chat_template: args.chat_template.as_deref().map(files::read_template).transpose()?,
     };

@@ -8,6 +8,7 @@ use gemma4c_plan::{Kind, Plan, Program, RowCount, Tower};
 use gemma4c_runtime::{Asked, Draft, RuntimeError, Session};
 use tempfile::NamedTempFile;
 
+use super::lora::LoraArgs;
 use super::media::{Item, Media, MediaArgs, Sense};
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
@@ -45,6 +46,9 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     draft: Option<u32>,
 
+    #[command(flatten)]
+    lora: LoraArgs,
+
     // Media take the places that the tokens hold for them, a placeholder for each soft token.
     #[command(flatten)]
     media: MediaArgs,
@@ -69,7 +73,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     ensure!(!tokens.is_empty(), "--tokens is empty");
     ensure!((1..=tokens.len()).contains(&prefill), "--prefill {prefill} is out of range: 1 to {}", tokens.len());
     ensure!(args.chunk != Some(0), "--chunk 0: at least 1 token is needed");
-    let mut session = args.plan.open()?;
+    let plan = args.plan.read()?;
+    let adapters = args.lora.for_seat(&args.plan, &plan)?;
+    let mut session = args.plan.open_read(plan)?;
+    adapters.sit(&mut session)?;
     ensure!(drafts.is_none() || session.plan().drafter.is_some(), RuntimeError::NoDrafter);
     let (prompt, decoded) = tokens.split_at(prefill);
     let skipped = if args.all { 0 } else { prefill - 1 };

@@ -17,6 +17,7 @@ mod inspect;
 mod kernels;
 mod load;
 mod logits;
+mod lora;
 mod man;
 mod media;
 mod perplexity;

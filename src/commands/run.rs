@@ -22,6 +22,7 @@ use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::cached::{ModelArgs, Needs};
 use super::generation::{DraftArg, Generation, PenaltyArgs, SamplingArgs, Unseeded, most_tokens};
+use super::lora::LoraArgs;
 use super::media::{Media, MediaArgs};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::{parse_ids, read_prompt};
@@ -119,6 +120,9 @@ pub struct Args {
     engine: EngineArgs,
 
     #[command(flatten)]
+    lora: LoraArgs,
+
+    #[command(flatten)]
     model: ModelArgs,
 }
 
@@ -145,6 +149,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
+        adapters: &args.lora.lora,
+        seats: None,
         image_tokens: args.media.image_tokens(),
         sharing: 1,
     };
@@ -161,9 +167,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
 impl Args {
     fn answer_file(&self, prompts: &Path, answers: &OutputFile) -> Result<()> {
         ensure!(self.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
-        let Args { plan, restart, sequences, engine, draft, .. } = self;
+        let Args { plan, lora, restart, sequences, engine, draft, .. } = self;
         let (restart, sequences, engine) = (*restart, *sequences, *engine);
-        let batch = Batch { plan, prompts, answers, restart, sequences, engine, draft };
+        let batch = Batch { plan, lora, prompts, answers, restart, sequences, engine, draft };
         batch::run(&batch, |plan| {
             // A run that goes on where another was cut must have its seed.
             let sampler = self.sampling.sampler(plan.sampling, Vec::new(), Unseeded::Zero)?;
@@ -208,7 +214,10 @@ impl Args {
     }
 
     fn answer(&self, task: &Task) -> Result<()> {
-        let mut session = self.plan.open()?;
+        let plan = self.plan.read()?;
+        let adapters = self.lora.for_seat(&self.plan, &plan)?;
+        let mut session = self.plan.open_read(plan)?;
+        adapters.sit(&mut session)?;
         let media = self.media.read(session.plan())?;
         let soft = media.look(&mut session, None)?;
         let vocab = session.plan().vocab.clone();

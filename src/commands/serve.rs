@@ -15,14 +15,15 @@ use super::cached::{ModelArgs, Needs};
 use super::generation::DraftArg;
 use super::media;
 use super::plan_file::{EngineArgs, PlanArgs};
-use crate::by_name;
 use crate::device::EngineOptions;
-use crate::output;
+use crate::{by_name, files, output};
 
 mod log;
+mod lora;
 mod traces;
 
 use log::{Log, LogFormat};
+use lora::{Called, LoraArgs};
 use traces::{Collector, Traces};
 
 /// Serve a plan over HTTP, to clients of OpenAI's API.
@@ -139,6 +140,9 @@ pub struct Args {
     engine: EngineArgs,
 
     #[command(flatten)]
+    lora: LoraArgs,
+
+    #[command(flatten)]
     model: ModelArgs,
 }
 
@@ -155,11 +159,13 @@ pub fn run(args: Args) -> Result<Outcome> {
     for (name, is_given) in [
         ("--model", args.plan.model.is_some()),
         ("--mmproj", args.model.has_projector()),
-        ("--lora", args.model.has_adapter()),
+        ("--lora FILE", !args.lora.always().is_empty()),
         ("--draft FILE", args.draft.file().is_some()),
     ] {
         ensure!(given == 1 || !is_given, "{name} is for one model; {given} are given");
     }
+    let called: Vec<Called<'_>> = (0..given).map(|at| called(&args, at)).collect();
+    args.lora.check(&called)?;
     let models = args.models_max.unwrap_or(given as u64).min(given as u64);
     let offers: Vec<Offer> = (0..given).map(|at| offer(&args, at, models)).collect::<Result<_>>()?;
     let is_on_gpu = offers.iter().any(|offer| offer.plan.cuda.is_some());
@@ -182,6 +188,7 @@ pub fn run(args: Args) -> Result<Outcome> {
     let options = Options {
         host: args.host.clone(),
         port: args.port,
+        adapter_folders: args.lora.folders(),
         takes_any_model: args.any_model,
         room,
         api_keys,
@@ -235,21 +242,37 @@ fn sink(log: Option<&Log>, traces: Option<&Traces>) -> Option<Sink> {
     }))
 }
 
+/// The model that was given at a place.
+fn given(args: &Args, at: usize) -> &PathBuf {
+    at.checked_sub(1).map_or(&args.plan.plan, |more| &args.more[more])
+}
+
+fn called(args: &Args, at: usize) -> Called<'_> {
+    Called { alias: args.alias.get(at).map(String::as_str), argument: given(args, at) }
+}
+
 /// One of the models that are given, ready to be loaded.
 fn offer(args: &Args, at: usize, sharing: u64) -> Result<Offer> {
+    let (always, adapters) = (args.lora.always(), args.lora.named(&called(args, at)));
+    let is_plan = files::is_plan(given(args, at)).unwrap_or(false);
     let needs = Needs {
         sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
         may_be_fewer: args.sequences.is_none(),
         verified: args.draft.verified_rows(),
         drafter: args.draft.file(),
         is_drafted: args.draft.is_by_drafter(),
+        adapters: &always,
+        seats: if is_plan { None } else { args.lora.seats(&adapters)? },
         image_tokens: args.image_tokens,
         sharing,
     };
-    let given = at.checked_sub(1).map_or(&args.plan.plan, |more| &args.more[more]).clone();
+    let given = given(args, at).clone();
     let mut plan_args = PlanArgs { plan: given.clone(), ..args.plan.clone() };
     args.model.resolve(&mut plan_args, &needs)?;
     let plan = plan_args.read()?;
+    if is_plan {
+        args.lora.check_plan(&plan, &given, &adapters)?;
+    }
     if let Some(tokens) = args.image_tokens {
         let tower = plan.towers.iter().find(|tower| tower.medium.is_picture()).ok_or(RuntimeError::NoTower)?;
         media::has_room(tower, tokens)?;
@@ -267,5 +290,5 @@ fn offer(args: &Args, at: usize, sharing: u64) -> Result<Offer> {
         let options = EngineOptions { gap: engine.gap(true), sequences, suppress, drafts, ..engine.options() };
         plan_args.open_engine(opened.clone(), options).map_err(anyhow::Error::into_boxed_dyn_error)
     };
-    Ok(Offer { model, aliases, plan, open: Box::new(open) })
+    Ok(Offer { model, aliases, plan, open: Box::new(open), adapters })
 }

@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
 use gemma4c_runtime::{Asked, Session};
 
+use super::lora::LoraArgs;
 use super::plan_file::PlanArgs;
 use super::{Outcome, profile};
 use crate::output::print;
@@ -48,6 +49,9 @@ const LONGEST: u32 = 40;
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
+
+    #[command(flatten)]
+    lora: LoraArgs,
 
     /// Tokens to read [default: 24, or as many as the smallest phase takes].
     #[arg(long, value_name = "N")]
@@ -88,11 +92,12 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.golden.golden {
-        return golden::run(&args.plan, &args.golden, file);
+        return golden::run(&args.plan, &args.lora, &args.golden, file);
     }
     if !args.company.is_empty() {
         return company::run(&company::Company {
             plan: &args.plan,
+            lora: &args.lora,
             batches: &args.company,
             prompts: args.prompts,
             longest: args.tokens.unwrap_or(LONGEST),
@@ -111,12 +116,19 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let selection = Selection::new(&cuda.program, args)?;
     let (prompt, decoded) = (selection.tokens as usize, args.decode as usize);
     let tokens = random::tokens(args.seed, prompt + decoded, plan.model.vocab_size);
+    let adapter = args.lora.for_seat(&args.plan, &plan)?;
     let mut device = args.plan.open_read(plan)?;
+    adapter.sit(&mut device)?;
     ensure!(device.backend().is_some(), "the plan runs on the CPU here: there is nothing to compare with it");
     let plan = device.plan().clone();
     let cuda = plan.cuda.as_ref().context("a plan on a device has a program for it")?;
 
-    let mut cpu = Session::on_cpu(plan.clone(), &args.plan.location())?;
+    let on_cpu = || {
+        let mut session = Session::on_cpu(plan.clone(), &args.plan.location())?;
+        adapter.sit(&mut session)?;
+        anyhow::Ok(session)
+    };
+    let mut cpu = on_cpu()?;
     let recorded = Recorded::of(&plan);
     let bar = progress::tokens("computing on the CPU", 2 * tokens.len() as u64);
     let mut compute = |tokens: &[u32]| {
@@ -130,7 +142,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     drop(cpu);
 
     let meaning = Meaning::new(&plan, &cuda.program);
-    let mut disturbed = Session::on_cpu(plan.clone(), &args.plan.location())?;
+    let mut disturbed = on_cpu()?;
     let passes: Vec<&Reference> = prompt.iter().chain(&decoded).collect();
     let drift = Drift::measure(&mut disturbed, &passes, &meaning, limits::noise(meaning.is_exact))?;
     drop(disturbed);
@@ -164,9 +176,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     report.replayed = last.len();
     report.unlike = replay(&mut device, &prompt, &decoded, &last)?;
-    let cpu = || Ok(Session::on_cpu(plan.clone(), &args.plan.location())?);
     let drafts = match cuda.program.drafter {
-        Some(_) => Some(Drafts::compare(&mut device, cpu, &tokens, &meaning, args.tolerance)?),
+        Some(_) => Some(Drafts::compare(&mut device, on_cpu, &tokens, &meaning, args.tolerance)?),
         None => None,
     };
 

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::facts::CacheFacts;
 use super::text::{header, memory_table};
 
-/// Bytes of weights, keys and values, and activations; all of it is known before anything runs.
+/// Bytes of weights, keys and values, and activations; all of it is known before anything runs. What is reserved for
+/// adapters is not among the weights.
 pub fn memory(plan: &Plan) -> (u64, u64, u64) {
-    let weights = plan.weights.iter().map(|w| w.bytes).sum();
+    let weights = plan.stored().map(|w| w.bytes).sum();
     (weights, plan.program.cache_bytes().unwrap_or(u64::MAX), plan.program.arena_bytes)
 }
 
@@ -28,7 +29,9 @@ pub fn tower_arenas(plan: &Plan) -> u64 {
 /// All that a plan takes, in bytes: one sum for all that say it.
 pub fn total_bytes(plan: &Plan) -> u64 {
     let (weights, kv, arena) = memory(plan);
-    [weights, kv, arena, tower_arenas(plan), drafter_arena(plan)].into_iter().fold(0, u64::saturating_add)
+    [weights, kv, arena, plan.reserved_bytes(), tower_arenas(plan), drafter_arena(plan)]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 /// Keys and values by the layer that owns them.
@@ -51,6 +54,12 @@ impl Cost {
         let weight = |id: WeightId| &plan.weights[id.index()];
         let all = |id: WeightId| Cost { bytes: weight(id).bytes, flops: 0 };
         match step.op {
+            // A row reads the matrix of its own seat.
+            Op::Narrow { weight: w, .. } | Op::Widen { weight: w } if weight(w).is_reserved() => {
+                let bytes = weight(w).bytes / weight(w).dim(2).max(1);
+                // Of bf16, one multiplied and one added.
+                Cost { bytes, flops: bytes }
+            }
             Op::MatMul { weight: w } | Op::Narrow { weight: w, .. } | Op::Widen { weight: w } => {
                 let products = weight(w).dims.iter().fold(2u64, |n, dim| n.saturating_mul(*dim));
                 Cost { bytes: weight(w).bytes, flops: products }
@@ -94,6 +103,7 @@ pub fn text(plan: &Plan) -> String {
     let mut rows = vec![("weights (mapped)", weights), ("keys and values", kv), ("activations", arena)];
     rows.extend(plan.towers.iter().map(|tower| ("  of a tower", tower.program.arena_bytes)));
     rows.extend(plan.drafter.iter().map(|drafter| ("  of the drafter", drafter.program.arena_bytes)));
+    rows.extend(plan.model.seats.map(|_| ("seats", plan.reserved_bytes())));
     rows.push(("total", total_bytes(plan)));
     out += &memory_table(&rows);
     let _ = writeln!(out, "\nsteps          {}", program.steps.len());
@@ -156,7 +166,8 @@ pub fn json(plan: &Plan) -> Value {
         "passes": [],
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],
-        "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0, "total": total_bytes(plan)},
+        "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0, "seats": plan.reserved_bytes(),
+                   "total": total_bytes(plan)},
     });
     // A plan that reads text alone says nothing of towers.
     if !towers.is_empty() {

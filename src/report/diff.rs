@@ -226,6 +226,7 @@ fn memory(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
         quantity("weights", a.weights, b.weights, output::bytes),
         quantity("keys and values", a.kv, b.kv, output::bytes),
         quantity("activations", a.arena, b.arena, output::bytes),
+        quantity("seats", a.seats, b.seats, output::bytes),
         quantity("on the host", a.host, b.host, output::bytes),
         quantity("total", old.total_bytes(), new.total_bytes(), output::bytes),
     ];

@@ -12,7 +12,8 @@ use super::facts::{Facts, PhaseFacts};
 pub fn model(plan: &Plan) -> Value {
     json!({"name": plan.model.name, "files": plan.model.files, "layers": plan.model.layers,
            "fingerprint": format!("{:016x}", plan.model.fingerprint),
-           "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size, "adapters": plan.model.adapters})
+           "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size, "adapters": plan.model.adapters,
+           "seats": plan.model.seats})
 }
 
 /// The weights a plan has with it.
@@ -52,6 +53,7 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
         "passes": passes.collect::<Vec<_>>(),
         "phases": facts.phases.iter().map(|p| phase(facts, p, gpu)).collect::<Vec<_>>(),
         "memory": {"weights": memory.weights, "kv": memory.kv, "arena": memory.arena, "host": memory.host,
+                   "seats": memory.seats,
                    "device": memory.device().unwrap_or(u64::MAX), "total": facts.total_bytes()},
         "kv_layout": {"rings": layout.rings, "ring_bytes": layout.ring_bytes, "blocks": layout.blocks,
                       "block_bytes": layout.block_bytes, "block_rows": layout.block_rows},

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::embedded::EmbeddedForm;
-use gemma4c_plan::{Plan, Weight};
+use gemma4c_plan::{Plan, Seats, Weight};
 
 use super::facts::{Facts, PhaseFacts};
 use super::fold::{fold, layer_of, local_name};
@@ -25,6 +25,9 @@ pub fn header(plan: &Plan) -> String {
         let (name, pairs, scale) = (&adapter.name, adapter.pairs, adapter.scale);
         let merged = if adapter.is_merged { ", merged" } else { "" };
         let _ = writeln!(out, "adapter        {name}: {pairs} pairs, times {scale}{merged}");
+    }
+    if let Some(Seats { count, rank }) = plan.model.seats {
+        let _ = writeln!(out, "seats          {count} for adapters of rank {rank}");
     }
     let _ = writeln!(out, "fingerprint    {:016x}", plan.model.fingerprint);
     match &plan.cuda {
@@ -61,7 +64,7 @@ pub fn header(plan: &Plan) -> String {
         }
     }
     let _ = writeln!(out, "layers         {}, {} with keys of their own", plan.model.layers, program.caches.len());
-    let types = by_type(plan.weights.iter().map(|w: &Weight| (w.dtype, w.bytes)));
+    let types = by_type(plan.stored().map(|w: &Weight| (w.dtype, w.bytes)));
     let _ = writeln!(out, "weights        {types}");
     if let Some(embedded) = &plan.embedded {
         let form = match embedded.form {
@@ -113,16 +116,20 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     let layout = &facts.program().kv_layout;
     let rings = format!("  {} rings", layout.rings);
     let blocks = format!("  {} blocks", layout.blocks);
-    out += &memory_table(&[
+    let mut rows = vec![
         ("weights", memory.weights),
         ("keys and values", memory.kv),
         (&rings, layout.rings_bytes()),
         (&blocks, layout.blocks_bytes()),
         ("activations", memory.arena),
+    ];
+    rows.extend((memory.seats > 0).then_some(("seats", memory.seats)));
+    rows.extend([
         ("on the device", memory.device().unwrap_or(u64::MAX)),
         ("on the host", memory.host),
         ("total", facts.total_bytes()),
     ]);
+    out += &memory_table(&rows);
     let snapshots = layout.rings - layout.slots;
     let _ = writeln!(
         out,

@@ -73,7 +73,7 @@ impl WeightForm {
 /// Bytes in the model's file, by group of tensors.
 pub fn in_file(plan: &Plan) -> BTreeMap<WeightGroup, u64> {
     let mut groups = BTreeMap::new();
-    for weight in &plan.weights {
+    for weight in plan.stored() {
         *groups.entry(WeightGroup::of(&weight.name)).or_default() += weight.bytes;
     }
     groups

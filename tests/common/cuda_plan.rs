@@ -71,7 +71,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             gpu: gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a).described(),
             toolchain: "NVRTC 13.0".into(),
             kv: KvType::F16,
-            memory: Memory { weights: 4 << 20, kv: kv_bytes, arena: 1 << 17, host: 0 },
+            memory: Memory { weights: 4 << 20, kv: kv_bytes, arena: 1 << 17, host: 0, seats: 0 },
             kv_layout,
             places: Places {
                 tokens: 0,
@@ -88,6 +88,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
                 logits: 4096,
                 masks: 1536,
                 soft: None,
+                seats: None,
             },
             kernels,
             loads: loads(&plan),

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_macros, reason = "every test binary takes in all of this and uses its part")]
 
+pub mod adapter;
 pub mod cuda_plan;
 pub mod gguf;
 pub mod golden;

@@ -231,7 +231,7 @@ fn compiling_says_what_was_applied() {
     let ran = place.run(&format!("compile '{base}' -o plan.bin --target cpu --lora '{}:0.5'", adapter.display()));
     assert!(ran.stderr.contains("applied 38 of 38 pairs, times 0.5"), "{}", ran.stderr);
     let refused = place.refused(&format!("run plan.bin --tokens 2 --lora '{}'", adapter.display()));
-    assert!(refused.contains("--lora is for a GGUF model"), "{refused}");
+    assert!(refused.contains("the plan has no seats for adapters: compile it with --adapters"), "{refused}");
     let summary = place.ok("inspect plan.bin");
     assert!(summary.contains("e_r4.gguf") && summary.contains("38 pairs"), "{summary}");
     let shown = place.ok(&format!("inspect '{}'", adapter.display()));

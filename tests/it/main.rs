@@ -53,6 +53,7 @@ mod passes;
 mod perplexity;
 mod plan_faults;
 mod run;
+mod seats;
 mod serve;
 mod serve_media;
 mod speculation;

@@ -1,11 +1,14 @@
 //! The server as a process, and the load that another process puts on it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use gemma4c_plan::Plan;
 use serde_json::Value;
 
+use crate::common::adapter::{seated, write_adapter};
 use crate::common::{Place, golden};
 
 /// A server and its address. What it says of requests is of no interest.
@@ -37,6 +40,104 @@ pub fn end(mut server: Child) {
     let id = server.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
+/// Adapters that have no place are refused before anything is loaded, with what to do.
+#[test]
+fn adapters_without_a_place_are_refused() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64");
+    for (line, told) in [
+        (
+            "plan.bin --lora a=b.gguf",
+            "plan.bin has seats for 0 adapters, and 1 are named: compile it with --adapters 1",
+        ),
+        ("plan.bin --adapters 2", "--adapters is for a GGUF model; plan.bin is a plan"),
+        ("plan.bin --rank 32", "--rank is for a GGUF model; plan.bin is a plan"),
+        ("plan.bin --lora-loading --lora-dir .", "no plan has seats for them: compile one with --adapters N"),
+        ("plan.bin --lora-loading", "--lora-dir <DIR>"),
+        ("plan.bin --lora-dir .", "--lora-loading"),
+        (
+            "plan.bin --lora b.gguf",
+            "--lora FILE is for a GGUF model; plan.bin is a plan: --lora NAME=FILE is for its seats",
+        ),
+        ("model.gguf --rank 16", "--rank is about seats for adapters: it needs --adapters or --lora NAME=PATH"),
+        ("model.gguf --lora a=b.gguf --lora c=d.gguf --adapters 1", "--adapters 1: 2 adapters are named"),
+        ("model.gguf --lora a=missing.gguf", "missing.gguf"),
+        ("model.gguf --lora a:b=c.gguf", "an adapter's name is at most 128 letters"),
+        (
+            "model.gguf plan.bin --lora a=b.gguf",
+            "--lora a=...: 2 models are given; say whose it is: --lora a@MODEL=...",
+        ),
+        ("model.gguf plan.bin --lora a@x=b.gguf", "no model that is given is called x"),
+        ("model.gguf model.gguf --lora a@model.gguf=b.gguf", "2 models that are given are called model.gguf"),
+        ("model.gguf --adapters 300", "300 is not in 1..=256"),
+    ] {
+        let refused = place.refused(&format!("serve {line} --port 0"));
+        assert!(refused.contains(told), "{line}: {refused}");
+    }
+}
+
+/// The text of an answer to a fixed question.
+fn ask(url: &str, model: &str) -> String {
+    let body = format!(r#"{{"model": "{model}", "prompt": "Once", "max_tokens": 8, "temperature": 0}}"#);
+    let answer: Value = post(url, "/v1/completions", &body).parse().expect("JSON");
+    answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+/// The body of an answer.
+fn post(url: &str, path: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split_once("\r\n\r\n").expect("a head").1.to_owned()
+}
+
+/// A model is compiled with the seats that its adapters need, and one with seats answers alike; clients load from the
+/// folder that was opened.
+#[test]
+fn a_server_seats_adapters() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o seats.bin --target cpu --ctx 64 --adapters 2 --rank 32");
+    let matrices = seated(&Plan::from_bytes(&place.read("seats.bin")).expect("a plan"));
+    std::fs::create_dir(place.path("more")).unwrap();
+    for (name, rank, seed) in [("a.gguf", 4, 1), ("b.gguf", 20, 2), ("more/c.gguf", 32, 3)] {
+        write_adapter(&place.path(name), &matrices, rank, seed);
+    }
+    let names = ["tiny", "a", "b"];
+    let of_model = "serve model.gguf --device cpu --ctx 64 --port 0 --alias tiny --lora a=a.gguf --lora b=b.gguf";
+    let (server, url) = start(&place, of_model);
+    let texts = names.map(|name| ask(&url, name));
+    assert!(texts[0] != texts[1] && texts[0] != texts[2] && texts[1] != texts[2], "{texts:?}");
+    assert!(post(&url, "/v1/load_lora_adapter", "{}").contains("--lora-loading"));
+    end(server);
+    let line = "serve seats.bin --port 0 --alias tiny --lora b=b.gguf --lora-loading --lora-dir more";
+    let (server, url) = start(&place, line);
+    assert_eq!([ask(&url, "tiny"), ask(&url, "b")], [texts[0].clone(), texts[2].clone()]);
+    assert!(load(&url, "../a.gguf").contains("below the folders that --lora-dir names"));
+    assert_eq!(load(&url, "c.gguf"), "Success: LoRA adapter 'new' added successfully.");
+    assert!(!texts.contains(&ask(&url, "new")));
+    end(server);
+    // Room for four where nobody says how many, of the usual rank.
+    let line =
+        "serve model.gguf --device cpu --ctx 64 --port 0 --alias tiny --lora-loading --lora-dir . --lora-dir more";
+    let (server, url) = start(&place, line);
+    let refused = load(&url, "b.gguf");
+    assert!(refused.contains("has rank 20, and the plan's seats take 16 at most"), "{refused}");
+    assert_eq!(load(&url, "a.gguf"), "Success: LoRA adapter 'new' added successfully.");
+    assert_eq!(ask(&url, "new"), texts[1]);
+    end(server);
+    let refused = place.refused("serve model.gguf --device cpu --port 0 --lora a=a.gguf --lora b=b.gguf --rank 16");
+    assert!(refused.contains("--rank 16: the adapter b has rank 20"), "{refused}");
+}
+
+fn load(url: &str, path: &str) -> String {
+    post(url, "/v1/load_lora_adapter", &format!(r#"{{"lora_name": "new", "lora_path": "{path}"}}"#))
 }
 
 fn runs(program: &str) -> bool {

@@ -11,7 +11,7 @@ use crate::common::lowered::{self, Options};
 use crate::common::{Tensors, golden};
 use crate::simulated::{Distance, Feed, each, exhaustive, on_simulator};
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{Asked, argmax};
+use gemma4c_runtime::{Asked, Session, argmax};
 
 /// What the golden data's description allows.
 pub struct Limits {
@@ -55,12 +55,24 @@ pub fn check_model(
     feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
     limits: &Limits,
 ) -> Result<(), String> {
+    let mut session = on_simulator(lowered::plan(model, options), model);
+    check_session(name, &mut session, file, options, feed, limits)
+}
+
+/// The same of a session that was made for these options.
+pub fn check_session(
+    name: &str,
+    session: &mut Session,
+    file: &Tensors,
+    options: &Options,
+    feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
+    limits: &Limits,
+) -> Result<(), String> {
     let started = Instant::now();
     let prompt = file.ids("tokens");
     let tokens = [&prompt[..], &file.ids("greedy.tokens")].concat();
     let (pieces, asked, count) = feed(prompt.len());
-    let mut session = on_simulator(lowered::plan(model, options), model);
-    let ours = Feed { tokens: &tokens[..count], pieces, asked }.rows(&mut session);
+    let ours = Feed { tokens: &tokens[..count], pieces, asked }.rows(session);
 
     let mut all = Distance::default();
     let (mut worst, mut largest, mut agreed) = (0.0f64, 0.0f32, 0);

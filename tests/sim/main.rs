@@ -15,6 +15,7 @@ mod masks;
 mod narrow;
 mod passes;
 mod random_graphs;
+mod seats;
 mod simulated;
 #[path = "../common/skipped.rs"]
 mod skipped;

@@ -409,6 +409,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
             vocab_size: VOCABULARY,
             trained_context: CONTEXT,
             adapters: Vec::new(),
+            seats: None,
         },
         target: For::Cuda,
         weights,

@@ -24,7 +24,7 @@ impl PhaseBuilder<'_, '_> {
         let x = self.whole_rows(node.inputs[0])?;
         let out = self.alloc_value(id, Form::F32, rows);
         let arguments = narrow_rows::Arguments { x, rows: self.seated_rows(group, seated)?, out, k, rank, factor };
-        let values = value_arguments(dtype, self.common.weights.blocks(weight));
+        let values = value_arguments(dtype, self.half_of_pair(weight));
         let products = rows as u64 * rank as u64 * k as u64;
         let work = Work { bytes: rank as u64 * k as u64 * 2 + rows as u64 * k as u64 * 4, flops: 2 * products };
         let instance = narrow_instance(dtype, seated)?;
@@ -45,7 +45,7 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(id, Form::F32, count);
         let y = StridedRowsArguments { values: y.start, stride: y.stride };
         let arguments = widen_rows::Arguments { y, x, rows: self.seated_rows(group, seated)?, out, outputs, count };
-        let values = value_arguments(dtype, self.common.weights.blocks(weight));
+        let values = value_arguments(dtype, self.half_of_pair(weight));
         let products = count as u64 * rank as u64 * outputs as u64;
         let work = Work { bytes: (rank as u64 * 2 + count as u64 * 8) * outputs as u64, flops: 2 * products };
         let instance = widen_instance(dtype, rank, seated)?;
@@ -57,9 +57,17 @@ impl PhaseBuilder<'_, '_> {
 
     /// Whose rows a group's are, where they have seats.
     fn seated_rows(&self, group: &Group, seated: bool) -> Result<SeatedRowsArguments<Span>, LowerError> {
-        if seated {
-            return Err(LowerError::OnCpuAlone { node: self.graph().full_name(group.anchor()), op: "narrow" });
+        if !seated {
+            return Ok(SeatedRowsArguments { state: Span::Unused, seats: Span::Unused, stride: 0 });
         }
-        Ok(SeatedRowsArguments { state: Span::Unused, seats: Span::Unused, stride: 0 })
+        let without_seats = || LowerError::OnCpuAlone { node: self.graph().full_name(group.anchor()), op: "narrow" };
+        let seats = self.seats().ok_or_else(without_seats)?;
+        Ok(SeatedRowsArguments { state: self.state(group), seats, stride: self.record_stride(group) })
+    }
+
+    /// Where a matrix of an adapter is: that of all seats, or one that was loaded.
+    fn half_of_pair(&mut self, weight: WeightId) -> Span {
+        let bank = self.common.weights.bank(weight);
+        bank.unwrap_or_else(|| self.common.weights.blocks(weight))
     }
 }

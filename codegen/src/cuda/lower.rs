@@ -1,14 +1,14 @@
 //! Lowers a model: the fixed places first, then the phases of the text, of its towers and of its drafter, within the
 //! budget of memory.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use gemma4c_dsl::Instance;
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{Graph, Op, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEGMENT_ROWS,
-    SEGMENT_WORDS, SoftPlaces, TowerPlaces,
+    CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEAT_WORDS,
+    SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 
 use super::bounds;
@@ -163,7 +163,7 @@ fn lower_with(
     }
     let kv_layout = memory::kv_layout(graph, &can, extras.capacity);
     let mut common = Common {
-        weights: Weights::new(model.weights, extras.on_host.to_vec()),
+        weights: Weights::new(model.weights, extras.on_host.to_vec(), &banks(graph)),
         kernels: Kernels::default(),
         places: fixed.text,
         counters: (fixed.counters, COUNTERS * 4 * decode_rows),
@@ -195,7 +195,8 @@ fn lower_with(
     let all = phases.iter().chain(of_towers).chain(drafter.as_ref().map(|drafter| &drafter.phase));
     let arena = all.map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
-    let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
+    let Weights { device_bytes: weights, host_bytes: host, seat_bytes: seats, .. } = common.weights;
+    let memory = Memory { weights, kv, arena, host, seats };
     let program = CudaProgram {
         gpu: options.target.described(),
         toolchain: String::new(),
@@ -255,6 +256,7 @@ impl FixedPlaces {
             logits: reserve(vocabulary as u64 * decode_rows),
             masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
             soft: None,
+            seats: None,
         };
         let hidden = graph.nodes.iter().find(|node| node.op == Op::PlaceSoft).map_or(0, |node| node.ty.width);
         let text = Places {
@@ -263,6 +265,7 @@ impl FixedPlaces {
                 ahead: reserve(chunk_rows as u64),
                 pad: soft.pad,
             }),
+            seats: (!banks(graph).is_empty()).then(|| reserve(u64::from(capacity.slots * SEAT_WORDS))),
             ..text
         };
         let towers = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();
@@ -270,6 +273,16 @@ impl FixedPlaces {
         let counters = reserve(COUNTERS * decode_rows);
         FixedPlaces { text, towers, drafter, counters, end }
     }
+}
+
+/// The weights that are reserved for adapters, in the table's order: seat after seat of halves of pairs.
+fn banks(graph: &Graph) -> Vec<WeightId> {
+    let halves = graph.nodes.iter().filter_map(|node| match node.op {
+        Op::Narrow { weight, .. } | Op::Widen { weight } => Some(weight),
+        _ => None,
+    });
+    let banks: BTreeSet<WeightId> = halves.filter(|weight| graph.weight(*weight).dims.len() == 3).collect();
+    banks.into_iter().collect()
 }
 
 /// Most rows of a pass over a prompt.

@@ -26,7 +26,7 @@ pub enum SimulateError {
 /// A program with its memory.
 pub struct Simulator {
     memory: Memory,
-    regions: [AllocationId; 4],
+    regions: [AllocationId; 5],
     instances: Vec<Instance>,
     options: Options,
 }
@@ -35,7 +35,7 @@ impl Simulator {
     /// Empty memory. `instances` are the program's kernels, in order.
     pub fn new(program: &CudaProgram, instances: Vec<Instance>) -> Simulator {
         let mut memory = Memory::new();
-        let all = [Region::Weights, Region::Kv, Region::Arena, Region::Host];
+        let all = [Region::Weights, Region::Kv, Region::Arena, Region::Host, Region::Seats];
         let regions = all.map(|region| memory.allocate(program.memory.of(region) as usize));
         let options = Options { unchecked: true, ..Options::default() };
         Simulator { memory, regions, instances, options }
@@ -91,6 +91,7 @@ impl Simulator {
             Region::Kv => 1,
             Region::Arena => 2,
             Region::Host => 3,
+            Region::Seats => 4,
         }]
     }
 

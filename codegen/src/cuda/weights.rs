@@ -69,6 +69,9 @@ pub struct Weights<'a> {
     /// Bytes placed so far, on the device and in the host's pinned memory.
     pub device_bytes: u64,
     pub host_bytes: u64,
+    /// What is reserved for adapters: where each is, and the bytes of all.
+    banks: Vec<(WeightId, Range)>,
+    pub seat_bytes: u64,
     /// Tables that do not fit the budget.
     on_host: Vec<WeightId>,
     stacks: Vec<Placed>,
@@ -82,12 +85,24 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    pub fn new(table: &'a [Weight], on_host: Vec<WeightId>) -> Weights<'a> {
+    /// `reserved` are the weights for adapters, in the table's order: they lie one behind the other, so that neighbours are
+    /// one matrix.
+    pub fn new(table: &'a [Weight], on_host: Vec<WeightId>, reserved: &[WeightId]) -> Weights<'a> {
         let parts = vec![Vec::new(); table.len()];
+        let mut seat_bytes = 0;
+        let bank = |weight: &WeightId| {
+            let bytes = table[weight.index()].bytes().unwrap_or(0);
+            let range = Range { region: Region::Seats, offset: seat_bytes, bytes };
+            seat_bytes += bytes;
+            (*weight, range)
+        };
+        let banks = reserved.iter().map(bank).collect();
         Weights {
             table,
             device_bytes: 0,
             host_bytes: 0,
+            banks,
+            seat_bytes,
             on_host,
             stacks: Vec::new(),
             rounded: Vec::new(),
@@ -135,6 +150,12 @@ impl<'a> Weights<'a> {
         self.verbatim.push((weight, range));
         self.parts[weight.index()].push(LoadPart::Copy { to: range });
         Span::Fixed(range)
+    }
+
+    /// What is reserved for the adapters of all seats in place of a matrix: rows of bf16, seat after seat. `None` where
+    /// nothing is.
+    pub fn bank(&self, weight: WeightId) -> Option<Span> {
+        self.banks.iter().find(|(bank, _)| *bank == weight).map(|(_, range)| Span::Fixed(*range))
     }
 
     /// A tensor of floats: norms, scales, routers.

@@ -6,6 +6,8 @@
 //! bytes. [`read`] knows no model; [`Stored::of_model`] finds what the pairs belong to, [`declare`] gives them to the
 //! forward pass of a text model or of a tower, and [`check`] sees that they are in it.
 //!
+//! [`Seating`] makes one ready for a plan's seats, which adapters come to and leave while the plan runs.
+//!
 //! An adapter is applied whole or refused by the name of its first tensor that cannot be: nothing of it is passed over.
 //! Files are not trusted; what is read of one is bounded by its bytes.
 //!
@@ -21,6 +23,7 @@ mod pad;
 mod part;
 mod pattern;
 mod peft;
+mod seat;
 mod shape;
 mod summary;
 mod types;
@@ -35,6 +38,7 @@ pub use error::{AdapterError, Fault};
 pub use merge::merge;
 pub use part::Part;
 pub use peft::files;
+pub use seat::{OpenAdapter, Seating, is_reserved, reserve};
 pub use summary::Summary;
 pub use types::{Adapter, Half, Pair};
 
@@ -68,7 +72,7 @@ impl Stored {
     pub fn of_model(self, config: &Config, parts: &[Part]) -> Result<Adapter, AdapterError> {
         let adapter = match self {
             Stored::Gguf(stored) => stored.adapter(),
-            Stored::Peft(stored) => stored.adapter(config)?,
+            Stored::Peft(stored) => stored.adapter(Some(config))?,
         };
         adapter.check_parts(parts)?;
         Ok(adapter)

@@ -94,8 +94,8 @@ impl FromPeft {
         Ok(FromPeft { path: given.into(), config, folder, modules })
     }
 
-    /// As pairs for a model's tensors.
-    pub fn adapter(self, model: &Config) -> Result<Adapter, AdapterError> {
+    /// As pairs for a model's tensors. Without a model, experts are refused: how many there are, it says alone.
+    pub fn adapter(self, model: Option<&Config>) -> Result<Adapter, AdapterError> {
         let within = AdapterError::within(&self.path.join(WEIGHTS));
         let (mut pairs, mut tensors): (Vec<Pair>, Vec<TensorInfo>) = (Vec::new(), Vec::new());
         for module in &self.modules {
@@ -131,8 +131,14 @@ impl FromPeft {
         Ok((pair, [tensor(0)?, tensor(1)?]))
     }
 
-    fn experts(&self, module: &Module, layer: u32, model: &Config) -> Result<(Pair, [TensorInfo; 2]), Fault> {
+    fn experts(&self, module: &Module, layer: u32, model: Option<&Config>) -> Result<(Pair, [TensorInfo; 2]), Fault> {
         let [a_name, b_name] = &module.halves;
+        let Some(model) = model else {
+            return Err(Fault::tensor(
+                a_name,
+                "is for experts, which no seat holds: compile the adapter in with --lora",
+            ));
+        };
         let Some(Mixture { experts, ffn, .. }) = model.mixture else {
             return Err(Fault::tensor(a_name, "is for experts, and the model has none"));
         };

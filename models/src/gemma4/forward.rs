@@ -4,6 +4,7 @@
 
 use gemma4c_dsl::dataflow;
 use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
+use gemma4c_plan::Seats;
 
 use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
@@ -28,6 +29,8 @@ pub enum ModelError {
 pub struct Beside<'a> {
     /// Adapters that are always on, and how strong each is.
     pub adapters: &'a [(&'a Adapter, f32)],
+    /// Room for adapters that come and go.
+    pub seats: Option<Seats>,
     /// Of a model whose towers make soft tokens, which stand among the tokens of a text: the token whose rows of the
     /// per-layer embeddings they take, which have none for them.
     pub pad: Option<u32>,
@@ -45,11 +48,15 @@ pub fn merged(file: Gguf, config: &Config, adapter: (&Adapter, f32)) -> Result<G
     Ok(adapter::merge(file, adapter, config, &g)?)
 }
 
-/// The same with what goes beside a model. The weights of adapters follow the model's own, one adapter after another.
+/// The same with what goes beside a model. The weights of adapters follow the model's own, one adapter after another,
+/// and behind them are those that are reserved for seats.
 pub fn graph_with(file: &Header, config: &Config, beside: Beside<'_>) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
     adapter::declare(beside.adapters, Model::Text(config), &mut g)?;
+    if let Some(seats) = beside.seats {
+        adapter::reserve(seats, config.layers.len(), &mut g);
+    }
     forward(&mut g, config, &weights, beside.pad);
     let graph = g.finish()?;
     adapter::check(beside.adapters, Model::Text(config), &graph)?;

@@ -44,7 +44,7 @@ impl Base {
             stored.of_model(&self.config, &[Part::Text])
         });
         let adapter = adapter.map_err(|error| error.to_string())?;
-        let beside = Beside { adapters: &[(&adapter, 1.0)], pad: None };
+        let beside = Beside { adapters: &[(&adapter, 1.0)], ..Beside::default() };
         let graph = gemma4::graph_with(&self.header, &self.config, beside).map_err(|error| error.to_string())?;
         let declared = graph.weights.iter().filter(|weight| weight.name.contains(".lora_")).count();
         assert_eq!(declared, 2 * adapter.pairs.len(), "every pair is declared");

@@ -134,7 +134,7 @@ fn a_missing_bound_is_no_fault() {
 }
 
 /// A text model that towers make soft tokens for.
-const SOFT: Beside<'_> = Beside { adapters: &[], pad: Some(0) };
+const SOFT: Beside<'_> = Beside { adapters: &[], seats: None, pad: Some(0) };
 
 /// Where a model has no per-layer embeddings, the soft tokens of a picture see each other in the sliding layers.
 #[test]

@@ -14,8 +14,8 @@ use crate::program::ValueIndex;
 use crate::tower::MOST_TOWERS;
 
 pub use crate::places::{
-    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, SoftPlaces, TowerPlaces,
-    record,
+    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEAT_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, SoftPlaces,
+    TowerPlaces, record,
 };
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
@@ -181,6 +181,9 @@ pub enum Region {
     Arena,
     /// Pinned memory of the host, which the device reads over the bus: tables too large for the budget.
     Host,
+    /// On the device: the weights that are reserved for adapters, one behind the other in the plan's order. Zeros until
+    /// a seat is filled; no launch writes there.
+    Seats,
 }
 
 /// Bytes of the regions.
@@ -190,6 +193,7 @@ pub struct Memory {
     pub kv: u64,
     pub arena: u64,
     pub host: u64,
+    pub seats: u64,
 }
 
 impl Memory {
@@ -199,6 +203,7 @@ impl Memory {
             Region::Kv => self.kv,
             Region::Arena => self.arena,
             Region::Host => self.host,
+            Region::Seats => self.seats,
         }
     }
 
@@ -206,6 +211,8 @@ impl Memory {
     pub const fn advice(&self, available: u64) -> &'static str {
         if self.weights > available {
             "the weights alone do not fit; take a file of fewer bits a weight, or a smaller model"
+        } else if self.seats > self.kv && self.seats > self.arena {
+            "besides the weights, seats for adapters take most; compile with fewer --adapters or a smaller --rank"
         } else if self.kv >= self.arena {
             "besides the weights, keys and values take most; compile with fewer --sequences, a smaller --ctx or --kv q8_0"
         } else {
@@ -215,7 +222,7 @@ impl Memory {
 
     /// Bytes on the device; `None` on overflow.
     pub fn device(&self) -> Option<u64> {
-        self.weights.checked_add(self.kv)?.checked_add(self.arena)
+        self.weights.checked_add(self.kv)?.checked_add(self.arena)?.checked_add(self.seats)
     }
 }
 

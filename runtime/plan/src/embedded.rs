@@ -49,7 +49,8 @@ impl Embedded {
     pub fn prepare(plan: &mut Plan) -> Option<()> {
         if plan.cuda.is_none() {
             let (offsets, _) = tensors(&plan.weights)?;
-            for (weight, offset) in plan.weights.iter_mut().zip(offsets) {
+            let stored = plan.weights.iter_mut().zip(offsets).filter(|(weight, _)| !weight.is_reserved());
+            for (weight, offset) in stored {
                 (weight.offset, weight.pieces) = (offset, Vec::new());
             }
         }
@@ -161,11 +162,15 @@ fn same_part(one: &CudaProgram, a: &LoadPart, other: &CudaProgram, b: &LoadPart)
     }
 }
 
-/// Where every tensor lies among the weights, and where they end; `None` on overflow.
+/// Where every tensor lies among the weights, and where they end; `None` on overflow. What is reserved is not there.
 fn tensors(weights: &[Weight]) -> Option<(Vec<u64>, u64)> {
     let mut end = 0u64;
     let mut starts = Vec::with_capacity(weights.len());
     for weight in weights {
+        if weight.is_reserved() {
+            starts.push(0);
+            continue;
+        }
         let start = end.checked_next_multiple_of(ALIGNMENT)?;
         end = start.checked_add(weight.bytes)?;
         starts.push(start);

@@ -156,7 +156,7 @@ impl History {
         let pieces = match range.region {
             Region::Kv => &mut self.kv,
             Region::Arena => &mut self.arena,
-            Region::Weights | Region::Host => return Some(()),
+            Region::Weights | Region::Host | Region::Seats => return Some(()),
         };
         let (start, end) = (range.offset, range.offset.checked_add(range.bytes)?);
         if start == end {

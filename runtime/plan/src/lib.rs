@@ -16,6 +16,8 @@ mod list;
 mod model;
 mod places;
 mod program;
+mod reserved;
+mod seats;
 pub mod stamps;
 mod tower;
 mod validate;
@@ -24,6 +26,7 @@ mod validate_drafter;
 mod validate_kv;
 mod validate_program;
 mod validate_range;
+mod validate_seats;
 mod validate_tower;
 mod vocab;
 
@@ -32,6 +35,7 @@ pub use format::{PlanError, START, VERSION, own_bytes};
 pub use gemma4c_ops::{Attribute, CacheId, Op, RowCount, WeightId};
 pub use model::{Adapter, MOST_ADAPTERS, Model, ModelFile, Piece, Span, Target, Weight};
 pub use program::{Cache, Kind, Program, Step, Value, ValueIndex};
+pub use seats::{MOST_SEAT_RANK, MOST_SEATS, SEAT_RANK_STEP, SeatWeights, Seats};
 pub use tower::{MediaTokens, Medium, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
 

@@ -4,6 +4,8 @@ use gemma4c_blocks::DType;
 use gemma4c_blocks::recipe::{MOST_INPUTS, Recipe};
 use serde::{Deserialize, Serialize};
 
+use crate::seats::Seats;
+
 /// One file of the model, as it was when the plan was compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFile {
@@ -50,6 +52,8 @@ pub struct Model {
     /// In the order in which they are added.
     #[serde(deserialize_with = "crate::list::at_most::<MOST_ADAPTERS, _, _>")]
     pub adapters: Vec<Adapter>,
+    /// Room for adapters that come and go.
+    pub seats: Option<Seats>,
 }
 
 /// A stored tensor and where its bytes lie.
@@ -111,6 +115,11 @@ impl Weight {
     /// Rows of all its other dimensions; `None` on overflow.
     pub fn rows(&self) -> Option<u64> {
         self.dims.iter().skip(1).try_fold(1u64, |n, d| n.checked_mul(*d))
+    }
+
+    /// Whether it holds zeros and nothing of any file: it is written while the plan runs.
+    pub fn is_reserved(&self) -> bool {
+        !self.pieces.is_empty() && self.pieces.iter().all(|piece| piece.recipe == Recipe::Zeros)
     }
 
     /// All bytes of files that it depends on.

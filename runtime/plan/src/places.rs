@@ -165,6 +165,9 @@ impl Segment {
     }
 }
 
+/// Words of a slot in [`Places::seats`].
+pub const SEAT_WORDS: u32 = 2;
+
 /// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have
 /// [`RECORD_WORDS`], which [`record`] names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,6 +204,9 @@ pub struct Places {
     pub masks: u64,
     /// Of a plan with towers.
     pub soft: Option<SoftPlaces>,
+    /// Of a plan with seats: which seat the sequence of each slot has, and how strong its adapter is. [`SEAT_WORDS`] for
+    /// each slot: the seat, 0 for none, and the bits of an f32.
+    pub seats: Option<u64>,
 }
 
 /// Where the soft tokens of a chunk are put.

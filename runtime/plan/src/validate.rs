@@ -6,7 +6,7 @@
 use gemma4c_ops::RowCount;
 
 use crate::validate_program::{MOST, check_name, check_program, is_floats};
-use crate::{Plan, Span, Target, Weight, validate_cuda, validate_drafter, validate_tower};
+use crate::{Plan, Span, Target, Weight, validate_cuda, validate_drafter, validate_seats, validate_tower};
 
 /// The first contradiction, as a sentence.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
@@ -33,6 +33,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     }
     validate_tower::check(plan)?;
     validate_drafter::check(plan)?;
+    validate_seats::check(plan)?;
     match (plan.target, &plan.cuda) {
         (Target::Cuda, Some(_)) => validate_cuda::check_all(plan)?,
         (Target::Cpu, None) if plan.others.is_empty() => {}
@@ -77,7 +78,7 @@ fn check_pieces(w: &Weight, elsewhere: bool) -> Result<(), String> {
     if w.pieces.is_empty() {
         return Ok(());
     }
-    if elsewhere || (w.file, w.offset) != (0, 0) {
+    if elsewhere && !w.is_reserved() || (w.file, w.offset) != (0, 0) {
         return Err(format!("{} is in a file, and made of pieces", w.name));
     }
     if let Some(at) = w.pieces.iter().position(|piece| piece.rows == 0 || !piece.makes(w.dtype, w.dim(0))) {

@@ -52,12 +52,16 @@ fn check_gpu(gpu: &Gpu) -> Result<(), String> {
 fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     let program = &cuda.program;
     let memory = &program.memory;
-    if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
+    if [memory.weights, memory.kv, memory.arena, memory.host, memory.seats].iter().any(|bytes| *bytes > MOST_BYTES) {
         return Err(format!("memory of {memory:?}"));
     }
     if program.kv.on_cpu() != plan.program.kv {
         let (kv, cpu) = (program.kv.name(), plan.program.kv.name());
         return Err(format!("keys and values are {kv} on a GPU and {cpu} on a CPU, which is not what they mean"));
+    }
+    let reserved = plan.reserved().try_fold(0u64, |sum, (_, weight)| sum.checked_add(weight.bytes));
+    if reserved != Some(memory.seats) {
+        return Err(format!("{} bytes for seats, and their weights are {reserved:?}", memory.seats));
     }
     check_gpu(&program.gpu)?;
     check_texts(program)?;
@@ -214,6 +218,9 @@ fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
     for load in &program.loads {
         let weight = plan.weights.get(load.weight.index()).ok_or(format!("weight {:?} is loaded", load.weight))?;
         let name = &weight.name;
+        if weight.is_reserved() {
+            return Err(format!("{name} is reserved for adapters, and loaded"));
+        }
         if load.rows == 0 || !weight.bytes.is_multiple_of(load.rows) {
             return Err(format!("{name}: {} bytes in {} rows", weight.bytes, load.rows));
         }
@@ -221,7 +228,7 @@ fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
             match *part {
                 LoadPart::Copy { to } => {
                     check_range(program, &to, name)?;
-                    if to.bytes != weight.bytes || matches!(to.region, Region::Kv | Region::Arena) {
+                    if to.bytes != weight.bytes || !matches!(to.region, Region::Weights | Region::Host) {
                         return Err(format!("{name}: {} bytes copied to {to:?}", weight.bytes));
                     }
                 }

@@ -159,6 +159,8 @@ fn is_runnable(plan: &Plan, op: Op, inputs: &[&Value], out: &Value) -> bool {
             let order = plan.drafter.as_ref().map(|drafter| drafter.token_order.len() as u64);
             matches!(inputs[0].kind, Kind::Routing { experts } if Some(experts as u64 * each as u64) == order)
         }
+        // Of three dimensions are the matrices of all seats.
+        Op::Narrow { weight: w, .. } | Op::Widen { weight: w } => weight(w).dims.len() == 2 || weight(w).is_reserved(),
         Op::PlaceSoft => out.width == plan.model.hidden,
         Op::AxisRows { axis, .. } => axis < 2,
         Op::CausalConv { weight: w } => weight(w).dim(0) <= MOST as u64,

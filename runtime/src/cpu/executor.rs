@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
-use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, Step, Value, WeightId};
+use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, SeatWeights, Step, Value, Weight, WeightId};
 
 use super::aligned::Aligned;
 use super::kv::{BLOCK_ROWS, KvLayer, Pages};
@@ -193,6 +193,8 @@ pub struct Executor {
     tables: Vec<Vec<u32>>,
     /// Where the sequence of each slot sits.
     seats: Vec<Seat>,
+    /// By the weight's index: what is in the seats. Empty for all that is not reserved for them.
+    banks: Vec<Vec<u8>>,
     /// One for each value that is a routing.
     routes: Vec<Option<Routes>>,
     /// One for each value that is tokens, but for those of the pass.
@@ -207,7 +209,7 @@ impl Executor {
         let programs =
             std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
         let arenas = programs.map(|program| program.arena_bytes);
-        let made = Weights::bytes_to_make(&plan);
+        let made = Weights::bytes_to_make(&plan).saturating_add(plan.reserved_bytes());
         let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
         let needed = needed.and_then(|sum| sum.checked_add(made)).unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
@@ -267,6 +269,7 @@ impl Executor {
             // A sequence that is alone needs no table: its blocks are all there are.
             tables: vec![(0..room.blocks as u32).collect(); room.rings],
             seats: vec![Seat::default(); room.rings],
+            banks: banks(&plan, part),
             routes: program.values.iter().map(|_| None).collect(),
             tokens: program.values.iter().map(|_| None).collect(),
             vectors,
@@ -282,6 +285,19 @@ impl Executor {
     /// The blocks that hold the positions of a slot's sequence.
     pub fn set_pages(&mut self, slot: u32, pages: &[u32]) {
         self.tables[slot as usize] = pages.to_vec();
+    }
+
+    /// The seat of a slot's sequence.
+    pub fn seat(&mut self, slot: u32, seat: Seat) {
+        self.seats[slot as usize] = seat;
+    }
+
+    /// Puts an adapter into a seat, counted from 1. Its matrices fit.
+    pub fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) {
+        for ((id, _), matrix) in self.plan.reserved().zip(&weights.matrices) {
+            let start = (seat as usize - 1) * matrix.len();
+            self.banks[id.index()][start..][..matrix.len()].copy_from_slice(matrix);
+        }
     }
 
     /// The layers that have rings, or those that have blocks.
@@ -345,7 +361,7 @@ impl Executor {
         let matrix = |w: WeightId| {
             let weight = &self.plan.weights[w.index()];
             let (rows, cols) = (weight.dim(1) as usize, weight.dim(0) as usize);
-            Matrix { dtype: weight.dtype, bytes: self.weights.bytes(&self.plan, w), rows, cols }
+            Matrix { dtype: weight.dtype, bytes: bytes_of(&self.plan, &self.weights, &self.banks, w), rows, cols }
         };
         let vector = |w: WeightId| self.vectors[w.index()].as_slice();
         let picture = || pass.picture.expect("a tower is given a picture");
@@ -474,6 +490,17 @@ impl Executor {
             }
         }
     }
+}
+
+/// The bytes of a weight: what is in the seats, or what was loaded.
+fn bytes_of<'a>(plan: &'a Plan, weights: &'a Weights, banks: &'a [Vec<u8>], id: WeightId) -> &'a [u8] {
+    if plan.weights[id.index()].is_reserved() { &banks[id.index()] } else { weights.bytes(plan, id) }
+}
+
+/// Memory for the adapters of a plan's seats, which the text alone looks at.
+fn banks(plan: &Plan, part: Part) -> Vec<Vec<u8>> {
+    let bank = |weight: &Weight| vec![0; if weight.is_reserved() { weight.bytes as usize } else { 0 }];
+    if part == Part::Text { plan.weights.iter().map(bank).collect() } else { Vec::new() }
 }
 
 /// What rows see of a layer.

@@ -10,4 +10,5 @@ pub mod kv;
 pub mod ops;
 
 pub use executor::{Executor, Pass, Picture, Room, Span, Tap};
+pub use ops::adapter::Seat;
 pub use ops::grid::Grid;

@@ -8,6 +8,7 @@ pub(super) struct Regions {
     weights: Buffer,
     kv: Buffer,
     arena: Buffer,
+    seats: Buffer,
     /// Almost always nothing.
     host: Option<Pinned>,
 }
@@ -27,10 +28,12 @@ impl Regions {
             weights: device.allocate(memory.weights as usize)?,
             kv: device.allocate(memory.kv as usize)?,
             arena: device.allocate(memory.arena as usize)?,
+            seats: device.allocate(memory.seats as usize)?,
             host,
         };
         regions.kv.fill(0)?;
         regions.arena.fill(0)?;
+        regions.seats.fill(0)?;
         Ok(regions)
     }
 
@@ -40,6 +43,7 @@ impl Regions {
             Region::Weights => self.weights.address(),
             Region::Kv => self.kv.address(),
             Region::Arena => self.arena.address(),
+            Region::Seats => self.seats.address(),
             Region::Host => self.host.as_ref().map_or(0, Pinned::address),
         };
         start + range.offset
@@ -52,6 +56,7 @@ impl Regions {
             Region::Weights => self.weights.write_at(start, bytes),
             Region::Kv => self.kv.write_at(start, bytes),
             Region::Arena => self.arena.write_at(start, bytes),
+            Region::Seats => self.seats.write_at(start, bytes),
             Region::Host => {
                 self.host(to)[..bytes.len()].copy_from_slice(bytes);
                 Ok(())

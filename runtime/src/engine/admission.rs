@@ -2,10 +2,11 @@
 //! cancelled.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::device::{Device, Part};
 use super::media;
-use super::prefix::Chain;
+use super::prefix::{Apart, Chain};
 use super::request::{Event, Finish, Fork, Id, Request, RequestError};
 use super::sequence::{self, Sequence, Stage};
 use super::state::Engine;
@@ -15,14 +16,17 @@ impl<D: Device> Engine<D> {
     /// Whether a request can be served at all.
     pub fn check(&self, request: &Request) -> Result<(), RequestError> {
         sequence::check(request, &self.limits)?;
-        media::check(request, self.device.towers(), self.limits.chunk())
+        media::check(request, self.device.towers(), self.limits.chunk())?;
+        self.fillings.of(request.adapter)?;
+        Ok(())
     }
 
     /// Queues a request. One that could never be served is refused at once.
     pub fn submit(&mut self, request: Request) -> Result<Id, RequestError> {
         self.check(&request)?;
         let keys = media::keys(&request, self.device.towers());
-        let chain = Chain::new(self.device.identity(), &request.salt, keys, self.limits.block_rows);
+        let apart = Apart { salt: Arc::clone(&request.salt), adapter: self.fillings.of(request.adapter)? };
+        let chain = Chain::new(self.device.identity(), apart, keys, self.limits.block_rows);
         let id = self.new_id();
         self.waiting.push_back((id, request, chain));
         Ok(id)
@@ -76,6 +80,7 @@ impl<D: Device> Engine<D> {
             self.device.copy(Part::Block(parent_pages[shared]), Part::Block(pages[shared]))?;
         }
         self.device.set_pages(slot, &pages)?;
+        self.take_seat(slot, child.request.adapter)?;
         let id = self.new_id();
         self.steady = false;
         self.events.push(Event::Admitted { id, cached: child.position() });
@@ -113,6 +118,7 @@ impl<D: Device> Engine<D> {
             };
             device.set_pages(slot, &pages)?;
             let (_, request, chain) = self.waiting.remove(next).expect("it waits");
+            self.take_seat(slot, request.adapter)?;
             self.take_turn(request.client);
             self.prefixes.use_named(&request.snapshot_at, &chain);
             let mut sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);

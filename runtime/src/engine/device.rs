@@ -8,8 +8,9 @@
 //! Keys and values have two homes. Sliding layers have a ring for each sequence, which a slot names. Global layers have
 //! blocks of [`Limits::block_rows`] positions, found through the slot's page table.
 
-use gemma4c_plan::Sampling;
+use gemma4c_plan::{Sampling, SeatWeights, Seats};
 
+use super::seated::Seated;
 use crate::RuntimeError;
 use crate::backend::MemoryUse;
 use crate::soft::{Patches, SoftRows, TowerLimits};
@@ -50,6 +51,8 @@ pub struct Limits {
     pub host_units: u32,
     pub ring_units: u32,
     pub block_units: u32,
+    /// Room for adapters that come and go.
+    pub seats: Option<Seats>,
 }
 
 impl Limits {
@@ -235,6 +238,16 @@ pub trait Device {
     /// The blocks that hold a slot's positions, in order.
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
+    /// Puts an adapter into a seat, counted from 1, after everything that was queued before.
+    fn fill_seat(&mut self, _seat: u32, _weights: &SeatWeights) -> Result<(), RuntimeError> {
+        Err(RuntimeError::NoSeats)
+    }
+
+    /// Which seat the sequence in a slot has, for everything that is queued from here on; `None` for no adapter.
+    fn seat(&mut self, _slot: u32, _adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        Err(RuntimeError::NoSeats)
+    }
+
     /// Computes chunks of prompts of different sequences in one pass: together no more rows than [`Limits::chunk`],
     /// where each starts at a multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row,
     /// which are in the order of the chunks and their rows.
@@ -332,6 +345,14 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         (**self).set_pages(slot, pages)
+    }
+
+    fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
+        (**self).fill_seat(seat, weights)
+    }
+
+    fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        (**self).seat(slot, adapter)
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {

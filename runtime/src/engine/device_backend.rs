@@ -12,13 +12,14 @@ mod towers;
 use std::collections::VecDeque;
 
 use gemma4c_plan::cuda::{
-    KvCache, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, Segment, record,
+    KvCache, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEAT_WORDS, SEGMENT_ROWS, Segment, record,
 };
-use gemma4c_plan::{Plan, Sampling};
+use gemma4c_plan::{Plan, Sampling, SeatWeights};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use super::inspect::Inspect;
+use super::seated::Seated;
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::soft::{Patches, TowerLimits};
@@ -42,6 +43,8 @@ pub struct BackendOptions {
 pub struct BackendDevice {
     backend: Box<dyn Backend>,
     limits: Limits,
+    /// Bytes of a seat's matrices.
+    seat_bytes: Vec<u64>,
     identity: u128,
     layout: KvLayout,
     places: Places,
@@ -177,6 +180,7 @@ impl BackendDevice {
             host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
+            seats: plan.model.seats,
         };
         let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| program.phases.iter().all(pick);
         let plan_picks = Picks {
@@ -190,6 +194,7 @@ impl BackendDevice {
         let mut device = BackendDevice {
             backend,
             limits,
+            seat_bytes: plan.seat_bytes(),
             identity,
             layout,
             places,
@@ -455,6 +460,28 @@ impl Device for BackendDevice {
         }
         let at = self.places.pages + slot as u64 * self.places.max_pages as u64 * 4;
         self.write(at, &pages[..pages.len().min(self.places.max_pages as usize)])
+    }
+
+    fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
+        if !weights.fit(&self.seat_bytes) {
+            return Err(RuntimeError::OtherPlan);
+        }
+        let Some(seats) = self.limits.seats else { return Err(RuntimeError::NoSeats) };
+        // Each of the reserved weights has a matrix for every seat, and they follow each other.
+        let mut bank = 0;
+        for matrix in &weights.matrices {
+            let bytes = matrix.len() as u64;
+            let offset = bank + bytes * u64::from(seat - 1);
+            self.backend.write(Range { region: Region::Seats, offset, bytes }, matrix)?;
+            bank += bytes * u64::from(seats.count);
+        }
+        Ok(())
+    }
+
+    fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        let at = self.places.seats.ok_or(RuntimeError::NoSeats)?;
+        let words = adapter.map_or([0; SEAT_WORDS as usize], |Seated { seat, strength }| [seat, strength.to_bits()]);
+        self.write(at + u64::from(slot * SEAT_WORDS) * 4, &words)
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {

@@ -7,16 +7,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use gemma4c_plan::{Plan, RowCount, Sampling, Value};
+use gemma4c_plan::{Plan, RowCount, Sampling, SeatWeights, Value};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use super::inspect::{DraftFrom, Inspect, Logits};
+use super::seated::Seated;
 use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
 use crate::backend::Backend;
 use crate::cpu::drafting::{self, Beginning, Draft};
 use crate::cpu::kv::BLOCK_ROWS;
-use crate::cpu::{Executor, Grid, Pass, Picture, Room, Span, Tap};
+use crate::cpu::{Executor, Grid, Pass, Picture, Room, Seat, Span, Tap};
 use crate::soft::{Patches, SoftRows, TowerLimits};
 use crate::{ModelLocation, RuntimeError, Sampler};
 
@@ -141,6 +142,7 @@ impl CpuDevice {
             host_units: u32::try_from(options.host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(ring.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
+            seats: plan.model.seats,
         };
         let plan = Arc::new(plan);
         let executor = Executor::open(Arc::clone(&plan), location, room)?;
@@ -291,6 +293,20 @@ impl Device for CpuDevice {
         self.executor.set_pages(slot, pages);
         // It is another sequence's now.
         self.hidden.retain(|(of, _), _| *of != slot);
+        Ok(())
+    }
+
+    fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
+        if !weights.fit(&self.plan.seat_bytes()) {
+            return Err(RuntimeError::OtherPlan);
+        }
+        self.executor.fill_seat(seat, weights);
+        Ok(())
+    }
+
+    fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        let of = |Seated { seat, strength }| Seat { number: seat, strength };
+        self.executor.seat(slot, adapter.map(of).unwrap_or_default());
         Ok(())
     }
 

@@ -346,6 +346,7 @@ mod tests {
             host_units: 0,
             ring_units: 1,
             block_units: 1,
+            seats: None,
         }
     }
 

@@ -7,6 +7,7 @@ use gemma4c_plan::Sampling;
 
 use super::attachment::Attachment;
 use super::device::Mask;
+use super::seated::{SeatError, Seated};
 use crate::RuntimeError;
 
 /// The longest salt.
@@ -83,6 +84,8 @@ pub struct Request {
     pub rule: Option<BoxedRule>,
     /// Pictures and sounds, in the order of their places in the prompt.
     pub media: Arc<[Attachment]>,
+    /// The adapter that all its rows have, in a seat of the plan.
+    pub adapter: Option<Seated>,
     /// Whose it is: those who have less running go first.
     pub client: u64,
 }
@@ -102,6 +105,7 @@ impl Request {
             prompt_logits: false,
             rule: None,
             media: Arc::default(),
+            adapter: None,
             client: 0,
         }
     }
@@ -230,6 +234,8 @@ pub enum RequestError {
     NothingAsked,
     #[error("there is no room now for a fork: {0}")]
     NoRoom(&'static str),
+    #[error(transparent)]
+    Seat(#[from] SeatError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }

@@ -8,7 +8,7 @@ use std::vec::Drain;
 use super::device::Device;
 use super::drafts::Speculation;
 use super::pace::Work;
-use super::prefix::Chain;
+use super::prefix::{Apart, Chain};
 use super::request::{Event, Id, Request};
 use super::sequence::{Sequence, Stage};
 use super::state::{Engine, InFlight};
@@ -44,7 +44,8 @@ impl<D: Device> Engine<D> {
         owed: usize,
     ) -> Result<Id, RuntimeError> {
         let slot = self.pool.take_slot().ok_or_else(|| RuntimeError::Backend("no slot is free".into()))?;
-        let chain = Chain::new(0, &request.salt, Vec::new(), self.limits.block_rows);
+        let chain = Chain::new(0, Apart::default(), Vec::new(), self.limits.block_rows);
+        self.take_seat(slot, request.adapter)?;
         let last = request.prompt.last().copied();
         let mut sequence = Sequence::new(request, chain, slot, Vec::new(), read, &self.limits);
         (sequence.soft, sequence.positions) = (soft, self.limits.context);

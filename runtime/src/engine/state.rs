@@ -12,6 +12,7 @@ use super::pace::{Gap, Pace, Work};
 use super::pool::Pool;
 use super::prefix::{Chain, Prefixes};
 use super::request::{Event, Finish, Id, Request};
+use super::seated::Fillings;
 use super::sequence::Sequence;
 use crate::sampler::Recited;
 use crate::{RuntimeError, Sampler};
@@ -63,6 +64,7 @@ pub struct Engine<D: Device> {
     pub(super) limits: Limits,
     pub(super) pool: Pool,
     pub(super) prefixes: Prefixes,
+    pub(super) fillings: Fillings,
     pub(super) pace: Pace,
     pub(super) speculation: Speculation,
     /// While a single sequence is in rounds that the device closes.
@@ -125,6 +127,7 @@ impl<D: Device> Engine<D> {
         Ok(Engine {
             pool: Pool::new(&limits),
             prefixes: Prefixes::new(&limits),
+            fillings: Fillings::new(limits.seats),
             pace: Pace::new(options.gap),
             speculation,
             rounds: None,

@@ -196,6 +196,7 @@ impl Session {
             sampling: sampler.sampling(),
             seed: sampler.seed(),
             stop: stop.into(),
+            adapter: self.adapter,
             rule: sampler.penalised().map(|penalised| BoxedRule(Box::new(Penalty(penalised.clone())))),
             ..engine::Request::greedy(&self.seen[..], most)
         };

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gemma4c_plan::Sampling;
+use gemma4c_plan::{Sampling, SeatWeights};
 use gemma4c_runtime::engine::{
-    AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule,
+    AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule, Seated,
 };
 use gemma4c_runtime::{Patches, RuntimeError, Sampler, TowerLimits};
 
@@ -28,6 +28,20 @@ pub fn mix(a: u64, b: u64) -> u64 {
 pub fn row(token: u32, decoded: bool, window: impl Iterator<Item = u64>, all: impl Iterator<Item = u64>) -> u64 {
     let seen = all.fold(window.fold(1, mix), mix);
     mix(mix(seen, token as u64), decoded as u64)
+}
+
+/// The same of a sequence with an adapter; 0 is none.
+pub fn adapted(row: u64, adapter: u64) -> u64 {
+    if adapter == 0 { row } else { mix(row, adapter) }
+}
+
+/// What an adapter of that strength does to rows.
+pub fn effect(weights: &SeatWeights, strength: f32) -> u64 {
+    let bytes = weights.matrices.iter().flatten();
+    mix(
+        bytes.fold(weights.matrices.len() as u64, |all, byte| mix(all, u64::from(*byte))),
+        u64::from(strength.to_bits()),
+    )
 }
 
 pub fn logits(row: u64, vocab: u32) -> Vec<f32> {
@@ -86,30 +100,6 @@ impl Rule for EvenAfterThree {
     }
 }
 
-/// Only even tokens.
-#[derive(Clone)]
-pub struct AlwaysEven;
-
-impl Rule for AlwaysEven {
-    fn demand(&self) -> Demand {
-        Demand::Mask
-    }
-
-    fn restrict(&mut self, allowed: &mut Mask) {
-        (0..1000).filter(|token| token % 2 == 1).for_each(|token| allowed.forbid(token));
-    }
-
-    fn apply(&mut self, logits: &mut [f32]) {
-        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = f32::NAN);
-    }
-
-    fn picked(&mut self, _: u32) {}
-
-    fn copy(&self) -> Box<dyn Rule> {
-        Box::new(self.clone())
-    }
-}
-
 /// One number a soft token, beyond every vocabulary, which depends on all patches.
 pub fn soft_tokens(tower: usize, patches: Patches<'_>) -> Vec<f32> {
     let shape = mix(patches.columns as u64, patches.rows as u64);
@@ -122,18 +112,24 @@ pub fn soft_tokens(tower: usize, patches: Patches<'_>) -> Vec<f32> {
 #[derive(Clone, Default)]
 pub struct Alone {
     rows: Vec<u64>,
+    adapter: u64,
 }
 
 impl Alone {
     fn feed(&mut self, token: u32, decoded: bool) -> u64 {
         let window = self.rows.iter().rev().take(WINDOW - 1).rev().copied();
-        let value = row(token, decoded, window, self.rows.iter().copied());
+        let value = adapted(row(token, decoded, window, self.rows.iter().copied()), self.adapter);
         self.rows.push(value);
         value
     }
 
-    /// What has read a request's prompt.
+    /// What has read a request's prompt, without an adapter.
     pub fn of(request: &Request) -> Alone {
+        Alone::with(request, 0)
+    }
+
+    /// The same with what an adapter does to rows.
+    pub fn with(request: &Request, adapter: u64) -> Alone {
         let mut tokens = request.prompt.to_vec();
         for attachment in &*request.media {
             let soft = soft_tokens(attachment.tower, attachment.patches());
@@ -141,7 +137,7 @@ impl Alone {
                 *token = soft as u32;
             }
         }
-        let mut alone = Alone::default();
+        let mut alone = Alone { adapter, ..Alone::default() };
         tokens.iter().for_each(|token| _ = alone.feed(*token, false));
         alone
     }
@@ -202,6 +198,9 @@ pub struct Fake {
     blocks: Vec<Vec<u64>>,
     host: Vec<Vec<u64>>,
     pages: Vec<Vec<u32>>,
+    /// What is in the seats, and of each slot which it has and how strong that is.
+    seats: Vec<SeatWeights>,
+    seated: Vec<Option<Seated>>,
     latest: Vec<Row>,
     /// Rows whose picks wait for masks, the time when they have logits, and whether they are the latest decode's.
     waiting: Option<(Vec<Unpicked>, u64, bool)>,
@@ -264,6 +263,8 @@ impl Fake {
             blocks: vec![vec![0; limits.block_rows as usize]; limits.blocks as usize],
             host: vec![vec![]; limits.host_units as usize],
             pages: vec![vec![]; limits.slots as usize],
+            seats: vec![SeatWeights::default(); limits.seats.map_or(0, |seats| seats.count) as usize],
+            seated: vec![None; limits.slots as usize],
             latest: vec![],
             waiting: None,
             results: VecDeque::new(),
@@ -286,7 +287,8 @@ impl Fake {
         let (ring, pages) = (&self.rings[slot as usize], &self.pages[slot as usize]);
         let window = (at.saturating_sub(WINDOW - 1)..at).map(|p| ring[p % ring.len()]);
         let all = (0..at).map(|p| self.blocks[pages[p / rows] as usize][p % rows]);
-        let value = row(token, decoded, window, all);
+        let adapter = self.seated[slot as usize].map_or(0, |of| effect(&self.seats[of.seat as usize - 1], of.strength));
+        let value = adapted(row(token, decoded, window, all), adapter);
         let block = pages[at / rows];
         let capacity = ring.len();
         self.rings[slot as usize][at % capacity] = value;
@@ -409,6 +411,16 @@ impl Device for Fake {
         assert!(pages.iter().all(|block| *block < self.limits.blocks));
         self.pages[slot as usize] = pages.to_vec();
         self.entered.retain(|(of, _)| *of != slot);
+        Ok(())
+    }
+
+    fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
+        self.seats[seat as usize - 1] = weights.clone();
+        Ok(())
+    }
+
+    fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        self.seated[slot as usize] = adapter;
         Ok(())
     }
 

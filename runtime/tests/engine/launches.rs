@@ -48,6 +48,7 @@ pub fn plan() -> Plan {
         logits: reserve(rows * VOCAB),
         masks: reserve(rows * Places::mask_words(VOCAB)),
         soft: None,
+        seats: None,
     };
     let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
     program.kv_layout = KvLayout {

@@ -9,6 +9,7 @@ mod fake;
 mod launches;
 mod media;
 mod prompts;
+mod seats;
 mod speculation;
 #[path = "../../plan/tests/support/mod.rs"]
 mod support;
@@ -43,6 +44,7 @@ fn limits() -> Limits {
         host_units: 30,
         ring_units: 2,
         block_units: 1,
+        seats: None,
     }
 }
 
@@ -118,6 +120,7 @@ impl Random {
             rule: self.rule(),
             prompt: prompt.into(),
             media: Arc::default(),
+            adapter: None,
             client: self.below(3),
         }
     }

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gemma4c_runtime::engine::{BoxedRule, Engine, Event, Gap, Id, Limits, Options, Request};
+use gemma4c_runtime::engine::{BoxedRule, Demand, Engine, Event, Gap, Id, Limits, Mask, Options, Request, Rule};
 
-use super::fake::{self, Alone, DECODE_TIME, Fake, ROW_TIME, Times};
+use super::fake::{Alone, DECODE_TIME, Fake, ROW_TIME, Times};
 use super::{Random, all_events, engine, limits};
 
 /// Prompts that have room for all of theirs in a chunk go in together, in order; nobody overtakes one that has not.
@@ -57,7 +57,7 @@ fn some_prompts_do_not_share_a_chunk() {
     assert_eq!(chunks(&short), (1, 1));
     let read = Request { prompt_logits: true, ..short[1].clone() };
     assert_eq!(chunks(&[short[0].clone(), read, short[2].clone()]), (3, 0));
-    let guided = Request { rule: Some(BoxedRule(Box::new(fake::AlwaysEven))), ..short[1].clone() };
+    let guided = Request { rule: Some(BoxedRule(Box::new(AlwaysEven))), ..short[1].clone() };
     assert_eq!(chunks(&[short[0].clone(), guided, short[2].clone()]), (3, 0));
     // Both stop where a snapshot is wanted, and go on together.
     let kept = |at: usize| Request { snapshot_at: vec![3], ..short[at].clone() };
@@ -169,4 +169,28 @@ fn a_burst_of_prompts_keeps_to_the_gap() {
     let (p99, longest) = (gaps[gaps.len() * 99 / 100], gaps[gaps.len() - 1]);
     assert!(p99 <= Duration::from_millis(80), "p99 {p99:?}, {longest:?} at most");
     assert!(longest <= Duration::from_millis(130), "{longest:?} at most");
+}
+
+/// Only even tokens.
+#[derive(Clone)]
+struct AlwaysEven;
+
+impl Rule for AlwaysEven {
+    fn demand(&self) -> Demand {
+        Demand::Mask
+    }
+
+    fn restrict(&mut self, allowed: &mut Mask) {
+        (0..1000).filter(|token| token % 2 == 1).for_each(|token| allowed.forbid(token));
+    }
+
+    fn apply(&mut self, logits: &mut [f32]) {
+        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = f32::NAN);
+    }
+
+    fn picked(&mut self, _: u32) {}
+
+    fn copy(&self) -> Box<dyn Rule> {
+        Box::new(self.clone())
+    }
 }

@@ -11,7 +11,7 @@ use crate::raw::encode;
 use crate::translated::{SAMPLING, Translated, refuse_unless_neutral};
 
 /// Fields under their names here, beside those of sampling.
-const FIELDS: [(&str, &str); 8] = [
+const FIELDS: [(&str, &str); 9] = [
     ("dry_multiplier", "dry_multiplier"),
     ("dry_base", "dry_base"),
     ("dry_allowed_length", "dry_allowed_length"),
@@ -20,10 +20,11 @@ const FIELDS: [(&str, &str); 8] = [
     ("ignore_eos", "ignore_eos"),
     ("json_schema", "json_schema"),
     ("timings_per_token", "timings_per_token"),
+    ("lora", "lora"),
 ];
 
 /// Settings that would change the answer and are not there, with the value that changes nothing.
-const NEUTRAL: [(&str, f64); 13] = [
+const NEUTRAL: [(&str, f64); 12] = [
     ("typical_p", 1.0),
     ("typ_p", 1.0),
     ("top_n_sigma", -1.0),
@@ -35,7 +36,6 @@ const NEUTRAL: [(&str, f64); 13] = [
     ("n_cmpl", 1.0),
     ("t_max_predict_ms", 0.0),
     ("post_sampling_probs", 0.0),
-    ("lora", 0.0),
     ("response_fields", 0.0),
 ];
 

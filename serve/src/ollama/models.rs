@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::request::wants_stream;
+use crate::adapters::Listed;
 use crate::app::App;
 use crate::clock;
 use crate::error::ApiError;
@@ -27,7 +28,7 @@ fn tagged(name: &str) -> String {
 fn details(app: &App) -> Value {
     let about = &app.about;
     json!({
-        "parent_model": "",
+        "parent_model": app.parent.as_deref().unwrap_or_default(),
         "format": "gguf",
         "family": about.architecture,
         "families": [about.architecture],
@@ -36,12 +37,26 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// What lists have of a model. The digest is that of the plan, which changes with the model and with how it was
-/// compiled.
+/// The adapter that a name stands for.
+fn adapter(app: &App) -> Option<Listed> {
+    app.parent.as_ref().and_then(|_| app.adapters.listed(&app.model))
+}
+
+/// Of the weights' files.
+fn bytes(app: &App) -> u64 {
+    adapter(app).map_or(app.about.bytes, |adapter| adapter.bytes)
+}
+
+/// That of the plan, which changes with the model and with how it was compiled; of an adapter that of its weights.
+fn digest(app: &App) -> String {
+    adapter(app).map_or_else(|| app.fingerprint.clone(), |adapter| format!("{:032x}", adapter.digest))
+}
+
+/// What lists have of a model.
 fn listed(app: &App, size: u64) -> Map<String, Value> {
     let name = tagged(&app.model);
     let listed = json!({
-        "name": name, "model": name, "size": size, "digest": app.fingerprint, "details": details(app),
+        "name": name, "model": name, "size": size, "digest": digest(app), "details": details(app),
     });
     listed.as_object().cloned().unwrap_or_default()
 }
@@ -49,24 +64,24 @@ fn listed(app: &App, size: u64) -> Map<String, Value> {
 /// `GET /api/tags`. A model is as old as the server that offers it.
 pub fn tags(served: &Models) -> Value {
     let of = |app: &Arc<App>| {
-        let mut model = listed(app, app.about.bytes);
+        let mut model = listed(app, bytes(app));
         model.insert("modified_at".into(), clock::at(app.created).into());
         Value::Object(model)
     };
-    json!({ "models": served.all().iter().map(of).collect::<Vec<_>>() })
+    json!({ "models": served.with_adapters().iter().map(of).collect::<Vec<_>>() })
 }
 
 /// `GET /api/ps`: those in memory.
 pub fn running(served: &Models) -> Value {
     let of = |app: &Arc<App>| {
         let on_gpu = app.slot.ready()?.memory_bytes;
-        let mut model = listed(app, on_gpu.unwrap_or(app.about.bytes));
+        let mut model = listed(app, on_gpu.filter(|_| app.parent.is_none()).unwrap_or_else(|| bytes(app)));
         model.insert("expires_at".into(), clock::at(NEVER).into());
         model.insert("size_vram".into(), on_gpu.unwrap_or(0).into());
         model.insert("context_length".into(), app.speech.context.into());
         Some(Value::Object(model))
     };
-    json!({ "models": served.all().iter().filter_map(of).collect::<Vec<_>>() })
+    json!({ "models": served.with_adapters().iter().filter_map(of).collect::<Vec<_>>() })
 }
 
 pub fn version() -> Value {
@@ -110,6 +125,7 @@ pub fn show(served: &Models, body: &Value) -> Result<Value, ApiError> {
     ];
     let parameters = parameters.map(|(name, value)| format!("{name:<31}{value}"));
     let mut modelfile: Vec<String> = about.path.iter().map(|path| format!("FROM {path}")).collect();
+    modelfile.extend(adapter(&app).map(|adapter| format!("ADAPTER {}", adapter.path)));
     modelfile.extend(parameters.iter().map(|line| format!("PARAMETER {line}")));
     let of_model = |name: &str| format!("{}.{name}", about.architecture);
     let mut info = Map::new();
@@ -124,9 +140,9 @@ pub fn show(served: &Models, body: &Value) -> Result<Value, ApiError> {
         "modelfile": modelfile.join("\n"),
         "parameters": parameters.join("\n"),
         "template": about.template,
-        "details": details(app),
+        "details": details(&app),
         "model_info": info,
-        "capabilities": capabilities(app),
+        "capabilities": capabilities(&app),
         "modified_at": clock::at(app.created),
     }))
 }

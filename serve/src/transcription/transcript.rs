@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::Asked;
+use crate::adapters::Sitting;
 use crate::answer::Part;
 use crate::app::{App, Prepared};
 use crate::body::beside;
@@ -19,6 +20,8 @@ pub struct Transcript {
     app: Arc<App>,
     record: Arc<Record>,
     asked: Arc<Asked>,
+    /// All pieces are read by one adapter, whatever its name stands for meanwhile.
+    sitting: Option<Sitting>,
     /// Pieces that were begun.
     begun: usize,
     /// Of the piece that is being answered.
@@ -31,9 +34,10 @@ pub struct Transcript {
 impl Transcript {
     /// Begins with the first piece: what is wrong with the request is found out by then.
     pub async fn begin(app: Arc<App>, record: Arc<Record>, asked: Asked) -> Result<Transcript, ApiError> {
+        let sitting = app.sit(asked.generation.lora.as_ref()).await?;
         let (asked, joined) = (Arc::new(asked), Joined::default());
         let mut transcript =
-            Transcript { app, record, asked, begun: 0, progress: None, joined, prompt_tokens: 0, tokens: 0 };
+            Transcript { app, record, asked, sitting, begun: 0, progress: None, joined, prompt_tokens: 0, tokens: 0 };
         transcript.begin_piece().await?;
         Ok(transcript)
     }
@@ -41,7 +45,8 @@ impl Transcript {
     async fn begin_piece(&mut self) -> Result<(), ApiError> {
         let (asked, piece) = (Arc::clone(&self.asked), self.begun);
         let prepared = beside(&self.app, move |app| prepare(app, &asked, piece)).await?;
-        self.progress = Some(self.app.begin(prepared, Arc::clone(&self.record)).await?);
+        let begun = self.app.begin_seated(prepared, Arc::clone(&self.record), self.sitting.clone());
+        self.progress = Some(begun.await?);
         self.begun += 1;
         Ok(())
     }

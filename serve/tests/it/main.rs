@@ -3,12 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../tests/common/adapter.rs"]
+mod adapter;
 #[allow(dead_code, reason = "shared with tests that use all of it")]
 #[path = "../../../tests/common/golden.rs"]
 mod golden;
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
 
+mod adapter_loading;
+mod adapters;
 mod anthropic;
 mod api;
 mod connections;
@@ -26,7 +30,10 @@ mod predictions;
 mod responses;
 mod schemas;
 mod schemas_both_ways;
+mod seats;
 mod seeing;
 mod slow;
 mod support;
 mod transcriptions;
+
+use mutations::Random;

@@ -6,6 +6,7 @@
 use gemma4c_serve::Options;
 use serde_json::{Map, Value, json};
 
+use crate::seats;
 use crate::seeing::{base64, png, seeing, tone, wav};
 use crate::support::{Response, Server, options};
 use crate::transcriptions;
@@ -68,7 +69,7 @@ fn ollama_generate() -> Vec<Value> {
 fn llama_completion() -> Vec<Value> {
     let schema = json!({ "type": "array", "items": { "type": "boolean" } });
     vec![sampling(
-        json!({ "prompt": "Hi", "n_predict": 2, "n_probs": 2, "cache_prompt": true, "logit_bias": [[9, 1.5], [8, false]], "json_schema": schema, "return_tokens": true, "timings_per_token": true, "stream": true, "ignore_eos": false, "grammar": "" }),
+        json!({ "prompt": "Hi", "n_predict": 2, "n_probs": 2, "cache_prompt": true, "logit_bias": [[9, 1.5], [8, false]], "json_schema": schema, "return_tokens": true, "timings_per_token": true, "stream": true, "ignore_eos": false, "grammar": "", "lora": [] }),
     )]
 }
 
@@ -102,10 +103,10 @@ fn messages() -> Vec<Value> {
 }
 
 /// Numbers that follow from a seed.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -247,7 +248,43 @@ fn check(response: &Response, changed: &[String], body: &str) {
 #[test]
 fn mutated_bodies_are_answered_or_refused_by_name() {
     let server = seeing(Options { max_output: 4, ..options() });
-    for (number, Endpoint { path, bodies }) in ENDPOINTS.iter().enumerate() {
+    try_all(&server, &ENDPOINTS);
+}
+
+/// Also of requests that choose an adapter, and that load one.
+#[test]
+fn mutated_requests_about_adapters_are_answered_or_refused_by_name() {
+    let server = seats::serve(&["ada"], Options { max_output: 4, ..seats::loading() }, 2);
+    let choose = || {
+        let lora = json!([{ "id": 0, "scale": 0.5 }]);
+        vec![json!({ "model": "ada", "prompt": "Hi", "n_predict": 2, "max_tokens": 2, "lora": lora })]
+    };
+    let endpoints = [
+        Endpoint { path: "/completion", bodies: choose },
+        Endpoint { path: "/v1/completions", bodies: choose },
+        Endpoint { path: "/lora-adapters", bodies: || vec![json!([{ "id": 0, "scale": 0.5 }])] },
+    ];
+    try_all(&server, &endpoints);
+    let load = json!({ "lora_name": "bea", "lora_path": "bea.gguf", "load_inplace": true, "model": "tiny" });
+    let unload = json!({ "lora_name": "bea" });
+    for case in 0..count() {
+        let mut random = Random((99 << 32 | case) as u64);
+        for (path, body) in [("/v1/load_lora_adapter", &load), ("/v1/unload_lora_adapter", &unload)] {
+            assert_eq!(server.post("/v1/load_lora_adapter", &load).status, 200);
+            let mut body = body.clone();
+            let changed: Vec<String> = (0..1 + random.below(3)).map(|_| mutate(&mut body, &mut random)).collect();
+            check(&server.post(path, &body), &changed, &body.to_string());
+        }
+        for name in seats::listed(&server).iter().filter(|name| *name != "ada") {
+            assert_eq!(server.post("/v1/unload_lora_adapter", &json!({ "lora_name": name })).status, 200);
+        }
+    }
+    assert_eq!((seats::listed(&server), seats::metric(&server, "adapter_seats_taken")), (vec!["ada".to_owned()], 1.0));
+    assert_eq!(server.get("/health").status, 200);
+}
+
+fn try_all(server: &Server, endpoints: &[Endpoint]) {
+    for (number, Endpoint { path, bodies }) in endpoints.iter().enumerate() {
         let bodies = bodies();
         for body in &bodies {
             let answer = server.post(path, body);

@@ -34,7 +34,7 @@ pub static SEEING: LazyLock<Tiny> = LazyLock::new(|| {
 
 fn add_towers(plan: &mut Plan, [text, projector]: &[Gguf; 2]) {
     let config = Config::read(text).expect("a config");
-    let graph = gemma4::graph_with(text, &config, Beside { adapters: &[], pad: Some(0) }).expect("a graph");
+    let graph = gemma4::graph_with(text, &config, Beside { pad: Some(0), ..Beside::default() }).expect("a graph");
     let limits = Limits { context: CONTEXT, chunk: 96, asked: 16, kv: KvType::F32 };
     plan.program = cpu::lower(&graph, limits).expect("a program");
     plan.weights.clear();

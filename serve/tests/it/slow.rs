@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gemma4c_plan::Sampling;
+use gemma4c_plan::{Sampling, SeatWeights};
 use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Row};
+use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Row, Seated};
 use gemma4c_serve::Options;
 use serde_json::{Value, json};
 
@@ -53,7 +53,12 @@ pub fn slow(options: Options, sequences: u32) -> Server {
 
 /// A server whose tokens take so long.
 pub fn slowed(options: Options, sequences: u32, delay: Duration) -> Server {
-    Server::on(options, sequences, move |device| Box::new(Odd { device, delay, decodes_left: None, panics: false }))
+    Server::on(options, sequences, delayed(delay))
+}
+
+/// Makes the tokens of a device take so long.
+pub fn delayed(delay: Duration) -> impl Fn(Box<dyn Device>) -> Box<dyn Device> + Send + Sync + 'static {
+    move |device| Box::new(Odd { device, delay, decodes_left: None, panics: false })
 }
 
 /// One whose device fails after some tokens.
@@ -81,6 +86,14 @@ impl Device for Odd {
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         self.device.set_pages(slot, pages)
+    }
+
+    fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
+        self.device.fill_seat(seat, weights)
+    }
+
+    fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
+        self.device.seat(slot, adapter)
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {

@@ -7,13 +7,15 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use gemma4c_blocks::DType;
+use gemma4c_blocks::recipe::Recipe;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::adapter::is_reserved;
+use gemma4c_models::gemma4::{self, Beside, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
+use gemma4c_plan::{Model, ModelFile, Piece, Plan, Sampling, Seats, Target, Weight};
 use gemma4c_runtime::ModelLocation;
 use gemma4c_runtime::engine::{CpuDevice, CpuOptions, Device, DraftSource, Drafts, Engine, Options as EngineOptions};
 use gemma4c_serve::{Offer, Options, Running, start};
@@ -38,20 +40,26 @@ pub static TINY: LazyLock<Tiny> = LazyLock::new(|| {
 });
 
 pub fn compile(path: &Path, context: u32) -> Plan {
+    compile_seated(path, context, None)
+}
+
+/// With seats for adapters.
+pub fn compile_seated(path: &Path, context: u32, seats: Option<Seats>) -> Plan {
     let file = Gguf::open(path).expect("a model");
     let config = Config::read(&file).expect("a config");
-    let graph = gemma4::graph(&file, &config).expect("a graph");
+    let graph = gemma4::graph_with(&file, &config, Beside { seats, ..Beside::default() }).expect("a graph");
     let limits = Limits { context, chunk: 16, asked: 16, kv: KvType::F32 };
     let program = cpu::lower(&graph, limits).expect("a program");
-    let tensors: Vec<_> = graph.weights.iter().map(|w| file.tensor(&w.name).expect("a tensor")).collect();
-    let weight = |(w, t): (&gemma4c_graph::Weight, &&gemma4c_models::gguf::TensorInfo)| Weight {
-        name: w.name.clone(),
-        dtype: w.dtype,
-        dims: w.dims.clone(),
-        file: t.file as u32,
-        offset: t.offset,
-        bytes: t.len,
-        pieces: vec![],
+    let tensors: Vec<_> = graph.weights.iter().filter_map(|w| file.tensor(&w.name)).collect();
+    let weight = |w: &gemma4c_graph::Weight| {
+        let (name, dtype, dims) = (w.name.clone(), w.dtype, w.dims.clone());
+        let Some(t) = file.tensor(&w.name) else {
+            assert!(is_reserved(&w.name), "{} is in the file", w.name);
+            let zeros = Piece { rows: dims[1..].iter().product(), recipe: Recipe::Zeros, inputs: vec![] };
+            let bytes = w.bytes().expect("a size");
+            return Weight { name, dtype, dims, file: 0, offset: 0, bytes, pieces: vec![zeros] };
+        };
+        Weight { name, dtype, dims, file: t.file as u32, offset: t.offset, bytes: t.len, pieces: vec![] }
     };
     let name = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let files = file.files().iter();
@@ -66,9 +74,10 @@ pub fn compile(path: &Path, context: u32) -> Plan {
             vocab_size: config.vocab_size,
             trained_context: config.context,
             adapters: Vec::new(),
+            seats,
         },
         target: Target::Cpu,
-        weights: graph.weights.iter().zip(&tensors).map(weight).collect(),
+        weights: graph.weights.iter().map(weight).collect(),
         program,
         cuda: None,
         others: vec![],
@@ -104,7 +113,7 @@ pub fn offer(
             EngineOptions { suppress: suppress.clone(), drafts, ..EngineOptions::default() },
         )?)
     };
-    Offer { model: model.into(), aliases: Vec::new(), plan, open: Box::new(open) }
+    Offer { model: model.into(), aliases: Vec::new(), plan, open: Box::new(open), adapters: Vec::new() }
 }
 
 /// A server of its own.

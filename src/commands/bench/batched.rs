@@ -5,9 +5,10 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use gemma4c_runtime::engine::{Device, Engine, Event, Request};
+use gemma4c_runtime::engine::{Device, Engine, Event, Request, Seated};
 use serde_json::json;
 
+use crate::commands::lora::LoraArgs;
 use crate::commands::plan_file::{EngineArgs, PlanArgs};
 use crate::device::EngineOptions;
 use crate::{progress, random};
@@ -15,6 +16,7 @@ use crate::{progress, random};
 /// What is measured.
 pub struct Batched<'a> {
     pub plan: &'a PlanArgs,
+    pub lora: &'a LoraArgs,
     pub engine: EngineArgs,
     pub sequences: Vec<u32>,
     pub prompts: Vec<u32>,
@@ -67,7 +69,9 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let model = plan.model.name.clone().unwrap_or_else(|| plan.model.architecture.clone());
     // Of random prompts nothing is worth keeping.
     let options = EngineOptions { sequences: Some(most), snapshots: Some(0), ..batched.engine.options() };
+    let adapters = batched.lora.for_seats(batched.plan, &plan)?;
     let mut engine = batched.plan.open_engine(plan, options)?;
+    let adapters = adapters.fill(&mut engine)?;
     for test in &tests {
         let needed = engine.limits().blocks_for(test.prompt + test.generate) * test.sequences;
         ensure!(
@@ -82,10 +86,10 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let mut rows = Vec::new();
     for test in tests {
         let (prompt, generate) = (test.prompt.min(WARM_UP.0), test.generate.min(WARM_UP.1));
-        measure(&mut engine, Test { prompt, generate, ..test }, batched.seed)?;
+        measure(&mut engine, Test { prompt, generate, ..test }, batched.seed, &adapters)?;
         let (mut reading, mut writing) = (0.0, 0.0);
         for _ in 0..batched.repeat {
-            let (read, written) = measure(&mut engine, test, batched.seed)?;
+            let (read, written) = measure(&mut engine, test, batched.seed, &adapters)?;
             reading += read / batched.repeat as f64;
             writing += written / batched.repeat as f64;
             bar.inc(1);
@@ -96,14 +100,16 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     Ok(Report { model, device: engine.device().name(), rows })
 }
 
-/// Seconds until all prompts are read, and from there until all tokens are written.
-fn measure(engine: &mut Engine<Box<dyn Device>>, test: Test, seed: u64) -> Result<(f64, f64)> {
+/// Seconds until all prompts are read, and from there until all tokens are written. Sequences take turns in having the
+/// adapters.
+fn measure(engine: &mut Engine<Box<dyn Device>>, test: Test, seed: u64, adapters: &[Seated]) -> Result<(f64, f64)> {
     let vocab = engine.limits().vocab;
     let started = Instant::now();
     for sequence in 0..test.sequences as u64 {
         let prompt = random::tokens(seed ^ (sequence << 32), test.prompt as usize, vocab);
         // The first token comes out of the prompt.
-        engine.submit(Request::greedy(prompt, test.generate + 1))?;
+        let adapter = adapters.get(sequence as usize % adapters.len().max(1)).copied();
+        engine.submit(Request { adapter, ..Request::greedy(prompt, test.generate + 1) })?;
     }
     let (mut first_tokens, mut read) = (0, None);
     let mut seen = std::collections::BTreeSet::new();

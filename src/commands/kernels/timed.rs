@@ -162,7 +162,7 @@ fn rows_at(phase: &Phase, at: usize) -> u32 {
 
 fn arguments(plan: &Plan, phase: &Phase, at: usize, instance: &Instance) -> Result<Vec<Given>> {
     let step = &phase.steps[at];
-    let is_weights = |range: &Range| matches!(range.region, Region::Weights | Region::Host);
+    let is_weights = |range: &Range| matches!(range.region, Region::Weights | Region::Host | Region::Seats);
     let ranges = step.launch.arguments.iter().filter_map(|argument| match argument {
         Argument::Memory(range) => Some(range),
         _ => None,
@@ -185,7 +185,7 @@ fn arguments(plan: &Plan, phase: &Phase, at: usize, instance: &Instance) -> Resu
             _ => content(plan, phase, at, param.def.name, range, element)?,
         };
         let is_rotated = match range.region {
-            Region::Weights | Region::Host => is_read_whole,
+            Region::Weights | Region::Host | Region::Seats => is_read_whole,
             Region::Kv => true,
             Region::Arena => matches!(content, Content::Experts { .. }),
         };

@@ -9,14 +9,14 @@
 //! few.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use gemma4c_runtime::MemoryUse;
-use gemma4c_runtime::engine::{Device, Engine, Event, Id, Occupation, Request};
+use gemma4c_runtime::engine::{Device, Engine, Event, Id, Occupation, Request, Seated};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::Outcome;
+use super::super::lora::LoraArgs;
 use super::super::plan_file::PlanArgs;
 use crate::device::EngineOptions;
 use crate::output::print;
@@ -25,6 +25,8 @@ use crate::{progress, random};
 /// What is compared.
 pub struct Company<'a> {
     pub plan: &'a PlanArgs,
+    /// Adapters that prompts have in turn, and every so many none.
+    pub lora: &'a LoraArgs,
     /// Sequences at once.
     pub batches: &'a [u32],
     pub prompts: u32,
@@ -44,7 +46,9 @@ const CANCELLED_AFTER: usize = 2;
 pub fn run(of: &Company<'_>) -> Result<Outcome> {
     ensure!(of.prompts > 0 && of.decode > 0, "at least one prompt and one token are needed");
     let plan = of.plan.read()?;
+    let adapters = of.lora.for_seats(of.plan, &plan)?;
     let mut engine = of.plan.open_engine(plan, EngineOptions::default())?;
+    let asked = Asked { of, vocabulary: engine.limits().vocab, adapters: adapters.fill(&mut engine)? };
     let ready = engine.device().memory()?;
     let most = engine.limits().rows.min(engine.limits().slots);
     let largest = of.batches.iter().copied().max().unwrap_or(0);
@@ -70,7 +74,7 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
     let bar = progress::tokens("prompts answered", u64::from(of.prompts) * (of.batches.len() as u64 + 2));
     let mut alone: Vec<Answer> = Vec::new();
     for number in 0..of.prompts {
-        alone.extend(answer(&mut engine, of, &[number], 1, 0)?);
+        alone.extend(answer(&mut engine, &asked, &[number], 1, 0)?);
         bar.inc(1);
     }
     let mut all_alike = true;
@@ -88,13 +92,13 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
         let mut found = vec![Answer::new(); of.prompts as usize];
         let order = shuffled(of.prompts, of.seed + u64::from(batch));
         let disturb = if batch > 1 { 3 } else { 0 };
-        for (number, answer) in order.iter().zip(answer(&mut engine, of, &order, batch as usize, disturb)?) {
+        for (number, answer) in order.iter().zip(answer(&mut engine, &asked, &order, batch as usize, disturb)?) {
             found[*number as usize] = answer;
         }
         bar.inc(u64::from(of.prompts));
         report(&format!("in batches of {batch}"), &found)?;
     }
-    let (found, hits) = after_prefixes(&mut engine, of, || bar.inc(1))?;
+    let (found, hits) = after_prefixes(&mut engine, &asked, || bar.inc(1))?;
     report(&format!("after {hits} prefixes that were kept"), &found)?;
     bar.finish_and_clear();
     print(&format!("\n{rows} rows compared with the same rows alone\n"))?;
@@ -138,10 +142,24 @@ fn memory_has_grown(ready: Option<MemoryUse>, now: Option<MemoryUse>) -> Result<
     Ok(grown > 0)
 }
 
-/// A prompt of its own length; several begin alike, so that prefixes are found.
-fn prompt(of: &Company<'_>, number: u32, vocabulary: u32) -> Vec<u32> {
-    let length = 1 + xxh3_64(&(of.seed ^ u64::from(number)).to_le_bytes()) % u64::from(of.longest);
-    random::tokens(of.seed + u64::from(number / 2), length as usize, vocabulary)
+/// What is asked for.
+struct Asked<'a> {
+    of: &'a Company<'a>,
+    vocabulary: u32,
+    adapters: Vec<Seated>,
+}
+
+impl Asked<'_> {
+    /// A prompt of its own length; several begin alike, so that prefixes are found. With adapters, those that begin alike
+    /// have other ones.
+    fn request(&self, number: u32) -> Request {
+        let Company { seed, longest, decode, .. } = *self.of;
+        let length = 1 + xxh3_64(&(seed ^ u64::from(number)).to_le_bytes()) % u64::from(longest);
+        let prompt = random::tokens(seed + u64::from(number / 2), length as usize, self.vocabulary);
+        let turn = number as usize % (self.adapters.len() + 1);
+        let adapter = turn.checked_sub(1).map(|adapter| self.adapters[adapter]);
+        Request { adapter, ..Request::greedy(prompt, decode) }
+    }
 }
 
 fn shuffled(count: u32, seed: u64) -> Vec<u32> {
@@ -154,25 +172,24 @@ fn shuffled(count: u32, seed: u64) -> Vec<u32> {
 /// a few tokens.
 fn answer<D: Device>(
     engine: &mut Engine<D>,
-    of: &Company<'_>,
+    asked: &Asked<'_>,
     numbers: &[u32],
     at_once: usize,
     disturb: usize,
 ) -> Result<Vec<Answer>> {
     engine.forget_prefixes();
-    let vocabulary = engine.limits().vocab;
-    let prompt_at = |at: usize| prompt(of, numbers[at % numbers.len()], vocabulary);
+    let request_at = |at: usize| asked.request(numbers[at % numbers.len()]);
     let mut answers = vec![Answer::new(); numbers.len()];
     let mut running: HashMap<Id, usize> = HashMap::new();
     let mut neighbours: HashMap<Id, usize> = HashMap::new();
     let mut next = 0;
     while next < numbers.len() || !engine.is_idle() {
         while next < numbers.len() && running.len() + neighbours.len() < at_once {
-            let request = Request { logits: true, ..Request::greedy(prompt_at(next), of.decode) };
+            let request = Request { logits: true, ..request_at(next) };
             running.insert(engine.submit(request)?, next);
             next += 1;
             if disturb > 0 && next % disturb == 0 && running.len() + neighbours.len() < at_once {
-                neighbours.insert(engine.submit(Request::greedy(prompt_at(next * 7), of.decode))?, 0);
+                neighbours.insert(engine.submit(request_at(next * 7))?, 0);
             }
         }
         for event in engine.step()? {
@@ -202,22 +219,22 @@ fn answer<D: Device>(
 /// Answers every prompt from a prefix that was kept when it was read before, in turn at each of a few places.
 fn after_prefixes<D: Device>(
     engine: &mut Engine<D>,
-    of: &Company<'_>,
+    asked: &Asked<'_>,
     mut told: impl FnMut(),
 ) -> Result<(Vec<Answer>, usize)> {
     let mut answers = Vec::new();
     let mut hits = 0;
-    for number in 0..of.prompts {
-        let prompt: Arc<[u32]> = prompt(of, number, engine.limits().vocab).into();
+    for number in 0..asked.of.prompts {
+        let request = asked.request(number);
         engine.forget_prefixes();
-        let last = prompt.len() as u32 - 1;
+        let last = request.prompt.len() as u32 - 1;
         let place = [last, last / 2, last * 3 / 4, 1.min(last)][number as usize % 4];
         let snapshot_at = if place > 0 { vec![place] } else { Vec::new() };
-        engine.submit(Request { snapshot_at, ..Request::greedy(Arc::clone(&prompt), 0) })?;
+        engine.submit(Request { snapshot_at, most: 0, ..request.clone() })?;
         while !engine.is_idle() {
             engine.step()?;
         }
-        let id = engine.submit(Request { logits: true, ..Request::greedy(prompt, of.decode) })?;
+        let id = engine.submit(Request { logits: true, ..request })?;
         let mut answer = Answer::new();
         while !engine.is_idle() {
             for event in engine.step()? {

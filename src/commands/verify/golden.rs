@@ -13,6 +13,7 @@ use gemma4c_runtime::{Asked, Session, argmax};
 use safetensors::{Dtype, SafeTensors};
 
 use super::super::Outcome;
+use super::super::lora::LoraArgs;
 use super::super::plan_file::PlanArgs;
 use crate::output::print;
 use crate::{files, progress};
@@ -113,7 +114,7 @@ impl Limits {
     }
 }
 
-pub fn run(plan_args: &PlanArgs, args: &GoldenArgs, path: &Path) -> Result<Outcome> {
+pub fn run(plan_args: &PlanArgs, lora: &LoraArgs, args: &GoldenArgs, path: &Path) -> Result<Outcome> {
     ensure!(args.chunk != Some(0), "--chunk 0: at least 1 token is needed");
     let bytes = read(path)?;
     let reference = Reference::new(&bytes).with_context(|| path.display().to_string())?;
@@ -123,7 +124,9 @@ pub fn run(plan_args: &PlanArgs, args: &GoldenArgs, path: &Path) -> Result<Outco
     let plan = plan_args.read()?;
     let (found, expected) = (reference.vocabulary, plan.model.vocab_size as usize);
     ensure!(found == expected, "{}: its logits are of {found} tokens, the plan's of {expected}", path.display());
+    let adapter = lora.for_seat(plan_args, &plan)?;
     let mut session = plan_args.open_read(plan)?;
+    adapter.sit(&mut session)?;
     let limits = Limits::new(args, session.backend().is_none(), session.plan().program.kv)?;
 
     let mut comparison = Comparison::new(&limits, prefill);

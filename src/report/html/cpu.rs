@@ -58,7 +58,7 @@ fn header(plan: &Plan, name: &str) -> String {
             "keys and values",
             if program.kv.is_narrow() { format!("f32, rounded to {}", program.kv.name()) } else { "f32".into() },
         ),
-        ("weights", by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)))),
+        ("weights", by_type(plan.stored().map(|w| (w.dtype, w.bytes)))),
     ];
     let tower = |tower: &Tower| {
         let (steps, soft) = (tower.program.steps.len(), tower.program.asked);
@@ -224,6 +224,8 @@ fn memory_section(plan: &Plan, parts: &Parts<'_>) -> String {
         piece("keys and values", kv, 1),
         piece("activations", arena, 2),
     ];
+    let seats = plan.reserved_bytes();
+    pieces.extend((seats > 0).then(|| piece("seats for adapters", seats, 5)));
     pieces.extend((towers > 0).then(|| piece("activations of towers", towers, 3)));
     pieces.extend((drafter > 0).then(|| piece("activations of the drafter", drafter, 4)));
     out += &bar(&pieces);

@@ -11,15 +11,17 @@ use gemma4c_plan::{Kind, Plan};
 
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     let (memory, layout) = (&facts.program().memory, &facts.program().kv_layout);
-    let regions = [
+    let mut regions = vec![
         ("weights", memory.weights, "h0"),
         ("windows", layout.rings_bytes(), "h1"),
         ("blocks", layout.blocks_bytes(), "h5"),
         ("activations", memory.arena, "h2"),
         ("on the host", memory.host, "h3 far"),
     ];
+    regions.extend((memory.seats > 0).then_some(("seats for adapters", memory.seats, "h4")));
     let mut out = format!("<h3>{} in all</h3>", output::bytes(facts.total_bytes()));
-    out += &bar(&regions.map(|(what, bytes, class)| Piece { what: what.into(), bytes, class: class.into() }));
+    let piece = |(what, bytes, class): (&str, u64, &str)| Piece { what: what.into(), bytes, class: class.into() };
+    out += &bar(&regions.into_iter().map(piece).collect::<Vec<_>>());
     out += "<h3>Weights</h3>";
     out += &weights(facts);
     out += "<h3>Keys and values, layer by layer</h3>";

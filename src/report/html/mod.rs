@@ -139,7 +139,7 @@ fn header(facts: &Facts<'_>, name: &str, gpu: &Target) -> String {
         ("context", format!("{} of {} trained", plan.program.context, plan.model.trained_context)),
         ("keys and values", program.kv.name().to_owned()),
         ("room for", facts.sequences()),
-        ("weights", by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)))),
+        ("weights", by_type(plan.stored().map(|w| (w.dtype, w.bytes)))),
         ("phases", program.phases.iter().map(|phase| phase.name.clone()).collect::<Vec<_>>().join(", ")),
         ("kernels", program.kernels.len().to_string()),
     ]);

@@ -10,6 +10,7 @@ mod support;
 mod format;
 mod hostile;
 mod pieces;
+mod seats;
 
 /// It counts for each thread on its own, so that tests that do not ask see nothing of it.
 #[global_allocator]

@@ -7,7 +7,7 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Plan, Target, WeightId};
 
-const MEMORY: Memory = Memory { weights: 1 << 16, kv: 4096, arena: 8192, host: 4096 };
+const MEMORY: Memory = Memory { weights: 1 << 16, kv: 4096, arena: 8192, host: 4096, seats: 0 };
 /// Indices into the kernels.
 const REPACK: u32 = 0;
 const EMBED: u32 = 1;
@@ -47,6 +47,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         logits: 512,
         masks: 640,
         soft: None,
+        seats: None,
     };
     let kv_layout = KvLayout {
         slots: 1,

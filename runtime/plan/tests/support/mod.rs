@@ -142,6 +142,7 @@ pub fn cpu_plan() -> Plan {
             vocab_size: VOCAB,
             trained_context: 128,
             adapters: Vec::new(),
+            seats: None,
         },
         target: Target::Cpu,
         cuda: None,

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{Device, Limits, Part};
 use super::pool::Pool;
+use super::seated::Adapted;
 use crate::RuntimeError;
 
 mod room;
@@ -44,7 +45,7 @@ struct Node {
 /// The state after a number of tokens.
 #[derive(Debug)]
 struct Snapshot {
-    salt: Arc<[u8]>,
+    apart: Apart,
     /// The hashes of its whole blocks, in order.
     chain: Vec<u128>,
     /// The hash that the rest of the tokens follows.
@@ -56,20 +57,31 @@ struct Snapshot {
     last_used: u64,
 }
 
-/// What keeps prompts apart: a key for each position, the hashes of whole blocks of them, each with all before it, and
-/// their salt.
+/// What keeps prompts apart that have the same tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Apart {
+    pub salt: Arc<[u8]>,
+    pub adapter: Option<Adapted>,
+}
+
+/// A prompt as it is looked up: a key for each position, the hashes of whole blocks of them, each with all before it,
+/// and what keeps it apart from others.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     keys: Arc<[u64]>,
     /// Of nothing, of the first block, of the first two …
     hashes: Vec<u128>,
-    salt: Arc<[u8]>,
+    apart: Apart,
 }
 
 impl Chain {
-    pub fn new(identity: u128, salt: &Arc<[u8]>, keys: Vec<u64>, block_rows: u32) -> Chain {
+    pub fn new(identity: u128, apart: Apart, keys: Vec<u64>, block_rows: u32) -> Chain {
         let mut bytes = identity.to_le_bytes().to_vec();
-        bytes.extend_from_slice(salt);
+        bytes.extend_from_slice(&apart.salt);
+        if let Some(Adapted { filling, strength }) = apart.adapter {
+            bytes.extend(filling.to_le_bytes());
+            bytes.extend(strength.to_le_bytes());
+        }
         let mut hashes = vec![xxh3_128(&bytes)];
         for block in keys.chunks_exact(block_rows as usize) {
             bytes.clear();
@@ -77,7 +89,7 @@ impl Chain {
             bytes.extend(block.iter().flat_map(|key| key.to_le_bytes()));
             hashes.push(xxh3_128(&bytes));
         }
-        Chain { keys: keys.into(), hashes, salt: Arc::clone(salt) }
+        Chain { keys: keys.into(), hashes, apart }
     }
 }
 
@@ -152,7 +164,7 @@ impl Prefixes {
     /// A hash alone is not believed.
     fn is_of(&self, snapshot: &Snapshot, chain: &Chain) -> bool {
         let blocks = snapshot.chain.iter().zip(chain.keys.chunks_exact(self.block_rows));
-        snapshot.salt == chain.salt && blocks.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
+        snapshot.apart == chain.apart && blocks.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
     }
 
     /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the
@@ -260,8 +272,8 @@ impl Prefixes {
         let (id, chain_of_it) = (self.next, chain.hashes[1..=whole].to_vec());
         self.next += 1;
         self.after.entry(parent).or_default().push(id);
-        let (salt, rest) = (Arc::clone(&chain.salt), rest.to_vec());
-        let snapshot = Snapshot { salt, chain: chain_of_it, parent, rest, rest_at, ring, last_used: self.clock };
+        let (apart, rest) = (chain.apart.clone(), rest.to_vec());
+        let snapshot = Snapshot { apart, chain: chain_of_it, parent, rest, rest_at, ring, last_used: self.clock };
         self.snapshots.insert(id, snapshot);
         Ok(())
     }
@@ -322,6 +334,13 @@ impl Prefixes {
             Place::Device(block) => pool.release(block),
             Place::Host(units) => self.free_units.extend(units),
         }
+    }
+
+    /// Forgets what is kept of prompts with a filling that is gone.
+    pub fn forget_filling(&mut self, filling: u64, pool: &mut Pool) {
+        let of = |snapshot: &Snapshot| snapshot.apart.adapter.is_some_and(|adapter| adapter.filling == filling);
+        let gone: Vec<u64> = self.snapshots.iter().filter(|(_, it)| of(it)).map(|(id, _)| *id).collect();
+        gone.into_iter().for_each(|id| self.drop_snapshot(id, pool));
     }
 
     /// Forgets everything that is kept.
