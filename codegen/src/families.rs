@@ -195,7 +195,12 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "adapter",
         about: "the halves of an adapter's pair, of one for all rows or of each row's seat",
-        kernels: &[kernels::adapter::narrow_rows::DEF, kernels::adapter::widen_rows::DEF],
+        kernels: &[
+            kernels::adapter::narrow_rows::DEF,
+            kernels::adapter::widen_rows::DEF,
+            kernels::adapter::narrow_tiles::DEF,
+            kernels::adapter::narrow_decoded::DEF,
+        ],
         cases: cases::adapter::cases,
     },
     Family {

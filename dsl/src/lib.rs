@@ -160,7 +160,7 @@
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8
 //! multiply_f16 fma_f16 and_or e4m3_as_f16`, and from Ada on `widen_e4m3 pack_e4m3`), [`intrinsics::math`] (`rsqrt
 //! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`]
-//! (`atomic_add last_block_of`),
+//! (`atomic_add last_block_of`), [`intrinsics::packets`] (`send receive`: words between the blocks of a launch; `prefetch`),
 //! [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`]
 //! (`bulk_load`: Hopper and later, as mbarriers), [`intrinsics::tiles`] (`tile_load`), [`intrinsics::tensor`]
@@ -210,7 +210,7 @@ pub mod prelude {
     };
     pub use crate::intrinsics::{
         asynchronous::*, atomics::*, bits::*, bulk::*, cluster::*, grid::*, ids::*, loads::*, math::*, mbarrier::*,
-        narrow::*, tensor::*, tiles::*, warp::*, warpgroup::*,
+        narrow::*, packets::*, tensor::*, tiles::*, warp::*, warpgroup::*,
     };
     pub use crate::sim::{InOut, Input, Output, Regs, Shared, Tiles, Weights, regs};
     pub use crate::{By, config, device, kernel, registers, require, view};

@@ -99,7 +99,12 @@ impl Fused {
     /// The groups that read what a helper prepares.
     fn readers_of_helper(&self, helper: NodeIndex) -> Vec<NodeIndex> {
         let node = match self.groups[helper].kind {
-            Kind::AttentionParts { attention: of } | Kind::RowsPrologue { of } | Kind::WidenWeights { of } => {
+            // What lies between the halves is made of the rows as the product multiplies them.
+            Kind::RowsPrologue { of } => {
+                let narrow = self.groups.node_indices().filter(|at| self.groups[*at].kind == Kind::NarrowRows { of });
+                return narrow.chain([self.owner[of.index()]]).collect();
+            }
+            Kind::AttentionParts { attention: of } | Kind::NarrowRows { of } | Kind::WidenWeights { of } => {
                 return vec![self.owner[of.index()]];
             }
             Kind::KeepRows { append } => {
@@ -114,6 +119,7 @@ impl Fused {
             let group = &self.groups[*at];
             let waits = match group.kind {
                 Kind::Convert { form, .. } => makes_whole_rows && form != Form::F32,
+                Kind::NarrowRows { .. } => true,
                 ref kind => kind.helps().is_none(),
             };
             waits && node.is_some_and(|node| self.inputs(group).contains(&node))
@@ -178,7 +184,9 @@ impl Fused {
         let mut found = match group.kind {
             Kind::AttentionParts { attention } => self.graph.node(attention).inputs.clone(),
             // Weights are read from the start on; at once before the product, they need no room for longer.
-            Kind::RowsPrologue { of } | Kind::WidenWeights { of } => self.inputs(self.group(of)),
+            Kind::RowsPrologue { of } | Kind::NarrowRows { of } | Kind::WidenWeights { of } => {
+                self.inputs(self.group(of))
+            }
             // Whoever reads the chunk's rows, and not the ring, comes first.
             Kind::KeepRows { append } => {
                 let all_rows =

@@ -110,6 +110,8 @@ pub enum Kind {
     AttentionParts { attention: NodeId },
     /// What a product does before it multiplies (norm, residual, rounding), for several rows: `of` is its first matrix.
     RowsPrologue { of: NodeId },
+    /// What lies between the halves of the pairs that a product of decoded rows takes: `of` is its first matrix.
+    NarrowRows { of: NodeId },
     /// The weights of a product of many rows as bf16, for the product alone: `of` is its first matrix.
     WidenWeights { of: NodeId },
     /// The last rows of a chunk into the ring of a sliding layer, once all rows of the chunk have looked at what the
@@ -145,6 +147,7 @@ impl Kind {
             Kind::SortPairs { .. } => "sort_pairs",
             Kind::AttentionParts { .. } => "attention_parts",
             Kind::RowsPrologue { .. } => "rows_prologue",
+            Kind::NarrowRows { .. } => "narrow_rows",
             Kind::WidenWeights { .. } => "widen_weights",
             Kind::KeepRows { .. } => "keep_rows",
         }
@@ -157,6 +160,7 @@ impl Kind {
             | Kind::SortPairs { routing: node, .. }
             | Kind::AttentionParts { attention: node }
             | Kind::RowsPrologue { of: node }
+            | Kind::NarrowRows { of: node }
             | Kind::WidenWeights { of: node }
             | Kind::KeepRows { append: node } => Some(*node),
             _ => None,
@@ -204,12 +208,29 @@ pub struct Product {
     pub geglu: bool,
     /// Element-wise operations on the result, in order.
     pub epilogue: Vec<Epilogue>,
+    /// What an adapter adds to each matrix's product; empty where none adds anything.
+    pub adapted: Vec<Option<Pair>>,
+}
+
+/// The two halves of what an adapter adds to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub narrow: NodeId,
+    /// The product with its change.
+    pub widen: NodeId,
 }
 
 impl Product {
     /// Products of `input` by plain matrices, and nothing else.
     pub fn new(input: NodeId, matmuls: Vec<NodeId>) -> Product {
-        Product { input, norm: None, others: Vec::new(), matmuls, geglu: false, epilogue: Vec::new() }
+        let (others, epilogue, adapted) = (Vec::new(), Vec::new(), Vec::new());
+        Product { input, norm: None, others, matmuls, geglu: false, epilogue, adapted }
+    }
+
+    /// The results of its matrices, with what adapters add to them.
+    pub fn results(&self) -> Vec<NodeId> {
+        let pair = |at: usize| self.adapted.get(at).copied().flatten();
+        self.matmuls.iter().enumerate().map(|(at, id)| pair(at).map_or(*id, |pair| pair.widen)).collect()
     }
 
     /// Everything that is multiplied.

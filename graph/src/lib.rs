@@ -28,7 +28,7 @@ pub use fused_text::fused_text;
 pub use gemma4c_ops::{Cache, CacheId, Elem, Op, RowCount, Type, TypeError, WeightId, infer};
 pub use graph::{Graph, Node, NodeId, Weight};
 pub use kinds::{
-    Branch, Clip, ClippedGeglu, ClippedNorm, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm,
+    Branch, Clip, ClippedGeglu, ClippedNorm, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm, Pair,
     PatchHeads, PerLayerInputs, Product, QueryHeads, Residual, Router,
 };
 pub use text::{layer_ranges, to_text};

@@ -54,7 +54,7 @@ fn outputs_of(fused: &Fused, group: &Group) -> Vec<NodeId> {
     let sum_of = |norm: &Norm| norm.residual.map(|residual| residual.sum);
     match &group.kind {
         Kind::Product(product) => {
-            let results = if product.is_plain() { product.matmuls.clone() } else { last() };
+            let results = if product.is_plain() { product.results() } else { last() };
             product.norm.as_ref().and_then(sum_of).into_iter().chain(results).collect()
         }
         Kind::Norm(norm) => sum_of(norm).into_iter().chain(norm.next.map(|(node, _)| node)).collect(),

@@ -211,6 +211,7 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
         let known = kernels(&found);
         found.add(vec![recipe], |instance| !known.contains(instance.def.name))?;
     }
+    found.add(recipes::with_seats(arch), |_| true)?;
     let (fast, plain): (Vec<Recipe>, Vec<Recipe>) =
         recipes::with_towers(arch).into_iter().partition(|recipe| recipe.options.disabled.is_empty());
     let known = kernels(&found);

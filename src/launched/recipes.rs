@@ -13,6 +13,7 @@ use gemma4c_codegen::measured::H200;
 use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target;
 use gemma4c_models::synth::{self, Preset, SynthError, Types};
+use gemma4c_plan::Seats;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::MOST_DRAFTS;
 
@@ -99,6 +100,9 @@ impl Recipe {
         if self.has_towers {
             name += &format!(", pictures of {image_tokens}");
         }
+        if let Some(Seats { count, rank }) = self.options.seats {
+            name += &format!(", {count} seats of rank {rank}");
+        }
         if !enabled.is_empty() {
             name += &format!(", {}", enabled.join(", "));
         }
@@ -181,6 +185,24 @@ pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
     ]
 }
 
+/// Plans with seats for adapters, all of whose launches count that no plan before launches: products of one row and of
+/// several with their adapters, of a size with gates beside its layers and of one without.
+pub fn with_seats(arch: Arch) -> Vec<Recipe> {
+    let of = |preset, dtype, sequences| {
+        Recipe::new(preset, Types::All(dtype), arch).with(|options| {
+            options.sequences = sequences;
+            options.seats = SEATS;
+        })
+    };
+    match FEWEST.contains(&arch) {
+        true => vec![of(Preset::E4b, DType::Q8_0, 1)],
+        false => vec![of(Preset::E4b, DType::Q8_0, 2), of(Preset::Dense31b, DType::Q4_0, 1)],
+    }
+}
+
+/// As `compile --adapters 4` has them.
+const SEATS: Option<Seats> = Some(Seats { count: 4, rank: 16 });
+
 /// Plans with towers. Of those with all passes the launches of kernels count that no plan of a text launches, and
 /// products over bf16 weights; of the others, of kernels that none before it launches: what fast kernels are held
 /// against, and what they fall back to.
@@ -224,6 +246,7 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
     for dtype in DType::ALL {
         all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));
     }
+    all.push(of(Preset::E4b, DType::Q8_0, &["int8"]).with(|options| options.seats = SEATS));
     for preset in [Preset::E4b, Preset::Moe26bA4b] {
         all.push(of(preset, DType::Q8_0, &["attention-step"]));
         all.push(of(preset, DType::Q8_0, &every_pass()));

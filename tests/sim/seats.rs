@@ -77,7 +77,11 @@ fn answers(engine: &mut Engine<BackendDevice>, requests: &[Request]) -> Vec<Answ
 /// alone. A seat that is filled again has the new adapter's.
 #[test]
 fn rows_with_other_adapters_are_in_one_batch() {
-    for synth in ["tiny-e -q q8_0 --layers 3", "tiny-moe -q q4_0 --layers 2"] {
+    for (synth, passes) in [
+        ("tiny-e -q q8_0 --layers 3", &[][..]),
+        ("tiny-moe -q q4_0 --layers 2", &[]),
+        ("tiny-dense -q q4_0 --layers 2", &["gemm"]),
+    ] {
         let place = Place::new();
         place.ok(&format!("synth {synth} -o model.gguf"));
         let model = place.path("model.gguf");
@@ -88,6 +92,7 @@ fn rows_with_other_adapters_are_in_one_batch() {
             seats: SEATS,
             ..lowered::Options::default()
         };
+        let options = options.with(passes);
         let plan = lowered::plan_for(&model, &options, &[Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8)]);
         let matrices = seated(&plan);
         let seating = Seating::of(&plan).expect("seats");
@@ -119,5 +124,20 @@ fn rows_with_other_adapters_are_in_one_batch() {
         assert!(again == alone, "{synth}: in other slots");
         engine.fill_seat(1, &b).expect("nobody has it");
         assert!(answers(&mut engine, &[in_seat(1, 1.0)])[0] == alone[2], "{synth}: filled again");
+    }
+}
+
+/// A row on its own takes its adapter with its products: as many launches as without seats.
+#[test]
+fn a_row_takes_no_launch_more() {
+    for synth in ["tiny-e -q q8_0 --layers 3", "tiny-dense -q q4_0 --layers 2"] {
+        let place = Place::new();
+        place.ok(&format!("synth {synth} -o model.gguf"));
+        let launches = |seats| {
+            let options = lowered::Options { context: Some(64), seats, ..lowered::Options::default() };
+            let plan = lowered::plan_for(&place.path("model.gguf"), &options, &[Gpu::of_arch(Arch::Sm90a)]);
+            plan.programs().next().expect("a program").program.phases[0].steps.len()
+        };
+        assert_eq!(launches(SEATS), launches(None), "{synth}");
     }
 }

@@ -5,6 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, F16, Float, U32x4};
 
+use super::adapter::words_of;
 use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::gemm::{Gemm, Shape};
@@ -39,6 +40,7 @@ fn of(dtype: DType, outputs: u32, k: u32) -> Gemm {
         pairs: 0,
         out: ElementType::F32,
         epilogue: Vec::new(),
+        adapted: false,
     }
 }
 
@@ -53,7 +55,7 @@ impl Problem {
     }
 
     fn case(&self, shape: Shape) -> Case {
-        let Gemm { dtype, operands, outputs, k, geglu, pairs, out, ref epilogue } = self.of;
+        let Gemm { dtype, operands, outputs, k, geglu, pairs, out, ref epilogue, .. } = self.of;
         let (of_expert, width, columns) = (self.of.matrix_rows() as usize, k as usize, outputs as usize);
         let weight_rows = of_expert * self.experts as usize;
         let planes = random_planes(dtype, weight_rows, width, (weight_rows * width) as u64 + dtype as u64);
@@ -77,12 +79,23 @@ impl Problem {
             let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
             terms.fold((0.0, 0.0), |(sum, size): (f64, f64), term| (sum + term, size + term.abs()))
         };
+        // Every third row has no adapter, the others have that of one of two seats, of rank 16.
+        let (wide_words, wide) = words_of(2 * columns * 16, k as u64);
+        let narrow = random.floats(self.rows[0] * 16, -9.0, 9.0);
+        let seat_of = |row: usize| row % 3;
+        let change = |row: usize, output: usize| match (self.of.adapted, seat_of(row)) {
+            (false, _) | (_, 0) => 0.0,
+            (true, seat) => {
+                let of_b = &wide[((seat - 1) * columns + output) * 16..][..16];
+                of_b.iter().zip(&narrow[row * 16..]).map(|(b, t)| f64::from(*b) * f64::from(*t)).sum()
+            }
+        };
         let (mut expected, mut largest) = (vec![0.0f32; self.rows[0] * columns], 0.0f64);
         for (at, value) in expected[..self.rows[1] * columns].iter_mut().enumerate() {
             let (sum, size) = dot(at / columns, at % columns);
             let (by, by_size) = if geglu { dot(at / columns, columns + at % columns) } else { (1.0, 1.0) };
             largest = largest.max(size * by_size.max(1.0));
-            let gated = if geglu { gelu(sum as f32) * by } else { sum };
+            let gated = if geglu { gelu(sum as f32) * by } else { sum + change(at / columns, at % columns) };
             *value = (gated + if epilogue.is_empty() { 0.0 } else { f64::from(addend[at]) }) as f32;
         }
         // An f32 sum of that many terms of that size; half a step of bf16.
@@ -117,6 +130,19 @@ impl Problem {
         }
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", addend);
+        }
+        if self.of.adapted {
+            let seats_of: Vec<u32> = (0..self.rows[0]).map(|row| seat_of(row) as u32).collect();
+            case = case
+                .buffer("change_of_b", wide_words)
+                .buffer("change_of_narrow", narrow)
+                .buffer("change_of_row_seats", seats_of);
+            for (name, value) in [("values", 16u32), ("rank", 16), ("seats", 2), ("has", 1)] {
+                case = case.scalar(&format!("change_of_{name}"), value);
+            }
+            for name in ["second", "third", "rows"] {
+                case = case.scalar(&format!("change_of_{name}"), outputs);
+            }
         }
         let grid = match pairs {
             0 => self.of.grid(shape, self.rows[0] as u32),
@@ -177,6 +203,7 @@ pub fn shapes() -> Vec<Case> {
     let wide = Shape { stages: 3, ..FEW };
     vec![
         Problem::new(in_f16(q4(19, 192)), [7, 5]).case(FEW),
+        Problem::new(Gemm { adapted: true, ..q4(19, 192) }, [7, 5]).case(FEW),
         // Shorter than the 64 values of a word of scales.
         Problem::new(q4(19, 32), [3, 3]).case(FEW),
         Problem::new(of(DType::BF16, 19, 32), [3, 3]).case(FEW),

@@ -4,6 +4,7 @@
 use gemma4c_blocks::{Codes, DType, Scale};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
+use super::adapter::Adapter;
 use super::quantise::{Int8, activations, with_fine_codes};
 use super::simulated;
 use crate::kernels::NORM_EPSILON;
@@ -11,7 +12,7 @@ use crate::kernels::formats::packing::Packing;
 use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::shape::lanes;
-use crate::kernels::matvec::{Product, Prologue, slots};
+use crate::kernels::matvec::{Pairs, Product, Prologue, slots};
 use crate::kernels::planes::{Content, Repacked, WeightPlane, planes};
 
 /// Random planes of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
@@ -231,6 +232,7 @@ pub(super) struct Problem {
     pub expected: Vec<f32>,
     pub bound: Bound,
     pub by: Vec<f32>,
+    pub pairs: Option<Adapter>,
 }
 
 impl Problem {
@@ -241,7 +243,14 @@ impl Problem {
         let layer = Layer::random(k);
         let outputs = product.outputs as usize;
         let by = Random::new(3).floats(outputs, -2.0, 2.0);
-        let rows = oracle(&matrix, &rounded(product.dtype, &layer.activations(&product), product.unbounded));
+        let x = rounded(product.dtype, &layer.activations(&product), product.unbounded);
+        let mut rows = oracle(&matrix, &x);
+        let pairs = product.adapted.clone().map(|pairs| Adapter::random(pairs, k));
+        if let Some(pairs) = &pairs {
+            rows.iter_mut().zip(pairs.changes(&x)).for_each(|((value, size), (change, of_change))| {
+                (*value, *size) = (*value + change, *size + of_change);
+            });
+        }
         let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
         let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
         // The gate's error is multiplied by up, and up's by the gate.
@@ -266,7 +275,7 @@ impl Problem {
         }
         let expected = expected.into_iter().map(|value| value as f32).collect();
         let bound = Bound::Within { absolute: absolute as f32, relative: 1e-5 };
-        Self { product, matrix, layer, expected, bound, by }
+        Self { product, matrix, layer, expected, bound, by, pairs }
     }
 
     /// With massive channels of that size. What must come out is the product of unrounded activations, to 3 % of what the other
@@ -317,6 +326,10 @@ impl Problem {
         }
         for function in &self.product.epilogue {
             name = name + ", " + function.name;
+        }
+        if let Some(Pairs { rank, matrices, seated }) = &self.product.adapted {
+            let of: Vec<String> = matrices.iter().map(|(rows, has)| format!("{rows}: {has}")).collect();
+            name += &format!(", adapters of rank {rank} ({}){}", of.join(", "), if *seated { " in seats" } else { "" });
         }
         name
     }
@@ -372,7 +385,7 @@ impl Problem {
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
         let case = Case::new(name, instance).grid([blocks, 1, 1]);
         let case = self.results(self.weights(case), shape.loose(self.product.outputs));
-        self.layer.give(&self.product, case)
+        Adapter::give(self.pairs.as_ref(), self.layer.give(&self.product, case))
     }
 
     /// Eight lanes for a row have the bits of as many as it needs for its stretches.
@@ -383,6 +396,7 @@ impl Problem {
             format!("{}, all stretches by 8 lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
         let case = self.layer.give(&self.product, self.weights(Case::new(name, instance).grid([blocks, 1, 1])));
+        let case = Adapter::give(self.pairs.as_ref(), case);
         let alone = self.fast(LaunchShape { depth: 1, blocks: 1, warps: 1, ..shape });
         case.expect_like("out", &simulated(vec![alone], "out"), |values| values.to_vec().into())
     }
@@ -401,7 +415,36 @@ const fn shape(lanes: u32, rows: u32, depth: u32, warps: u32, blocks: u32) -> La
 }
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(stretches()).chain(fusions()).chain(massive_channels()).collect()
+    let all = types().into_iter().chain(shapes()).chain(stretches()).chain(fusions());
+    all.chain(massive_channels()).chain(adapters()).collect()
+}
+
+/// With adapters: stacked matrices of which one has none, gates, floats, activations of many chunks, results left as int8,
+/// a seat, several rows a warp. Blocks wait for each other, and the text for a host runs one at a time: there is one.
+pub fn adapters() -> Vec<Case> {
+    let of = |dtype, k, prologue, matrices: &[(u32, bool)], rank| {
+        let outputs = matrices.iter().map(|(rows, _)| rows).sum();
+        let adapted = Some(Pairs { rank, matrices: matrices.to_vec(), seated: false });
+        Product { adapted, ..Product::new(dtype, outputs, k, prologue) }
+    };
+    let gated = |product: Product| Product { geglu: true, outputs: product.outputs / 2, ..product };
+    let seated = |product: Product| Product {
+        adapted: product.adapted.clone().map(|pairs| Pairs { seated: true, ..pairs }),
+        ..product
+    };
+    let both = [(32, true), (32, true)];
+    let left = Product { leaves_int8: true, ..gated(of(DType::Q8_0, 256, Prologue::ResidualNorm, &both, 32)) };
+    vec![
+        Problem::new(of(DType::Q8_0, 544, Prologue::ResidualNorm, &[(9, true), (4, false), (6, true)], 16))
+            .fast(shape(8, 2, 2, 3, 1)),
+        Problem::new(seated(gated(of(DType::Q4_0, 704, Prologue::Norm, &[(14, true), (14, true)], 64))))
+            .fast(shape(32, 4, 2, 2, 1)),
+        Problem::new(gated(of(DType::Q4_0, 256, Prologue::Plain, &[(8, false), (8, true)], 16)))
+            .fast(shape(8, 4, 1, 1, 1)),
+        Problem::new(of(DType::BF16, 320, Prologue::Plain, &[(11, true)], 32)).fast(shape(8, 2, 1, 2, 1)),
+        Problem::new(seated(of(DType::Q4_0, 4352, Prologue::Int8, &[(5, true)], 16))).fast(shape(32, 1, 5, 2, 1)),
+        Problem::new(left).fast(LaunchShape { share: 32, ..shape(32, 4, 2, 3, 1) }),
+    ]
 }
 
 /// Channels of the residual that are thousands of times the rest: they stay and a product reads the residual itself, in every type;

@@ -90,7 +90,8 @@ impl Batch {
             layer.branch = random.floats(k, -0.3, 0.3);
             let by = random.floats(of.outputs as usize, -2.0, 2.0);
             let expected = vec![0.0; of.outputs as usize];
-            Problem { product: of.clone(), matrix: matrix.clone(), layer, expected, bound: Bound::Exact, by }
+            let (product, matrix, pairs) = (of.clone(), matrix.clone(), None);
+            Problem { product, matrix, layer, expected, bound: Bound::Exact, by, pairs }
         };
         let problems: Vec<Problem> = (0..rows).map(row).collect();
         let alone = simulated(problems.iter().map(|row| row.fast(one)).collect(), "out");

@@ -1,16 +1,24 @@
 //! The halves of an adapter's pair, each a launch of its own.
 
-use gemma4c_graph::{Group, NodeId, WeightId};
-use gemma4c_plan::cuda::Form;
+use gemma4c_blocks::DType;
+use gemma4c_dsl::Filled;
+use gemma4c_graph::{Group, Kind, NodeId, Op, Pair, Product, WeightId};
+use gemma4c_plan::cuda::{Form, Range};
 
 use super::error::LowerError;
-use super::launch::Span;
+use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Work};
 use crate::kernels::adapter::{
-    SeatedRowsArguments, narrow_grid, narrow_instance, narrow_rows, widen_grid, widen_instance, widen_rows,
+    Arriving, SeatedRowsArguments, WidePlacesArguments, decoded_instance, narrow_decoded, narrow_grid, narrow_instance,
+    narrow_rows, narrow_tiles, sixteen_bf16, sixteen_codes, sixteen_f16, sixteen_floats, tiles_grid, tiles_instance,
+    widen_grid, widen_instance, widen_rows, widened,
 };
 use crate::kernels::geglu::StridedRowsArguments;
+use crate::kernels::matvec::Pairs;
+use crate::kernels::matvec::adapter::AdapterPlacesArguments;
+use crate::kernels::matvec::formats::format;
 use crate::kernels::values::value_arguments;
+use crate::passes::{narrows_by_tiles, product_of, weight_of};
 
 const ALONE: &str = "an adapter's, by itself";
 
@@ -21,6 +29,18 @@ impl PhaseBuilder<'_, '_> {
         let w = self.graph().weight(weight);
         let (dtype, k, rank, seated) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32, w.dims.len() == 3);
         let rows = self.rows_of(group);
+        if narrows_by_tiles(self.schedule, &self.common.can, group) {
+            let (a, x) = (self.halves_of_pairs(&[weight])?, self.location(node.inputs[0], Form::BF16)?.start);
+            let out = self.alloc_value(id, Form::F32, rows);
+            let of = self.seated_rows(group, seated)?;
+            let arguments = narrow_tiles::Arguments { a, x, rows: of, out, k, rank, count: rows, factor };
+            let products = rows as u64 * rank as u64 * k as u64;
+            let work = Work { bytes: (rank as u64 + rows as u64) * k as u64 * 2, flops: 2 * products };
+            let why = "an adapter's, on tensor cores";
+            self.launch(tiles_instance(seated)?, tiles_grid(rank, rows), arguments, &[id], work, why)?;
+            self.record_output(id, Form::F32, out);
+            return Ok(());
+        }
         let x = self.whole_rows(node.inputs[0])?;
         let out = self.alloc_value(id, Form::F32, rows);
         let arguments = narrow_rows::Arguments { x, rows: self.seated_rows(group, seated)?, out, k, rank, factor };
@@ -45,7 +65,12 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(id, Form::F32, count);
         let y = StridedRowsArguments { values: y.start, stride: y.stride };
         let arguments = widen_rows::Arguments { y, x, rows: self.seated_rows(group, seated)?, out, outputs, count };
-        let values = value_arguments(dtype, self.half_of_pair(weight));
+        let values = match self.common.can.exact || self.schedule.soft_rows.is_some() {
+            true => value_arguments(dtype, self.half_of_pair(weight)),
+            // Where the products of decoded rows read it.
+            false => value_arguments(DType::BF16, self.halves_of_pairs(&[weight])?),
+        };
+        let dtype = if self.common.can.exact || self.schedule.soft_rows.is_some() { dtype } else { DType::BF16 };
         let products = count as u64 * rank as u64 * outputs as u64;
         let work = Work { bytes: (rank as u64 * 2 + count as u64 * 8) * outputs as u64, flops: 2 * products };
         let instance = widen_instance(dtype, rank, seated)?;
@@ -53,6 +78,146 @@ impl PhaseBuilder<'_, '_> {
         self.launch(instance, widen_grid(outputs, count), arguments, &[id], work, ALONE)?;
         self.record_output(id, Form::F32, out);
         Ok(())
+    }
+
+    /// The pairs that a product takes with its matrices.
+    pub fn pairs(&mut self, of: &Product) -> Result<Option<PairPlaces>, LowerError> {
+        let graph = self.graph();
+        let halves = |pair: &Pair| match (graph.node(pair.narrow).op, graph.node(pair.widen).op) {
+            (Op::Narrow { weight: a, factor }, Op::Widen { weight: b }) => Some((a, b, factor)),
+            _ => None,
+        };
+        let all: Vec<(WeightId, WeightId, f32)> = of.adapted.iter().flatten().filter_map(halves).collect();
+        let Some((first, _, strength)) = all.first().copied() else { return Ok(None) };
+        let dims = &graph.weight(first).dims;
+        let width = |id: &NodeId| graph.node(*id).ty.width;
+        let matrices = of.matmuls.iter().map(width).zip(of.adapted.iter().map(Option::is_some)).collect();
+        let pairs = Pairs { rank: dims[1] as u32, matrices, seated: dims.len() == 3 };
+        let seats = dims.get(2).copied().unwrap_or(1) as u32;
+        let (of_a, of_b): (Vec<WeightId>, Vec<WeightId>) = all.iter().map(|(a, b, _)| (*a, *b)).unzip();
+        let a = self.halves_of_pairs(&of_a)?;
+        let b = self.halves_of_pairs(&of_b)?;
+        Ok(Some(PairPlaces { pairs, a, b, seats, strength }))
+    }
+
+    /// What a product of one row takes for them, and where its blocks send each other what lies between the halves.
+    pub fn adapter_places(
+        &mut self,
+        group: &Group,
+        of: &Product,
+        pairs: Option<PairPlaces>,
+    ) -> Result<AdapterPlacesArguments<Span>, LowerError> {
+        let (unused, none) = (Span::Unused, 0);
+        let Some(PairPlaces { pairs, a, b, seats, strength }) = pairs else {
+            let (a, b, words, spent, rows, table) = (unused, unused, unused, unused, unused, unused);
+            let (spent_words, seats, strength) = (none, none, 0.0);
+            return Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, rows, table, seats, strength });
+        };
+        if self.packets.is_empty() {
+            self.packets = self.packets_of_phase()?;
+        }
+        let at = self.packets.iter().position(|(known, _)| *known == of.matmuls[0]).unwrap_or(0);
+        let before = (at + self.packets.len() - 1) % self.packets.len();
+        let ((_, words), (_, spent)) = (self.packets[at], self.packets[before]);
+        let SeatedRowsArguments { state: rows, seats: table, .. } = self.seated_rows(group, pairs.seated)?;
+        let spent_words = spent.fixed().map_or(0, |range| (range.bytes / 4) as u32);
+        Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, rows, table, seats, strength })
+    }
+
+    /// What lies between the halves of the pairs that a product of decoded rows takes.
+    pub fn narrow_rows_of(&mut self, group: &Group, of: NodeId) -> Result<(), LowerError> {
+        let owner = self.fused().group(of).clone();
+        let graph = self.graph();
+        let no_value = || LowerError::NoValue { node: graph.full_name(of) };
+        let product = product_of(graph, &owner).ok_or_else(no_value)?;
+        let Some(PairPlaces { pairs, a, seats, strength, .. }) = self.pairs(&product)? else { return Err(no_value()) };
+        let (rows, k) = (self.rows_of(group), self.graph().node(product.input).ty.width);
+        let prepared = self.prepared.get(&of).copied();
+        let dtype = weight_of(self.graph(), &product).map(|weight| self.graph().weight(weight).dtype);
+        let integer = dtype.is_some_and(|dtype| format(dtype).integer);
+        let (arriving, x): (Arriving, Filled<Span>) = if self.schedule.is_gemm(&owner) {
+            let (form, _) = self.gemm_operands(&owner, product.input, weight_of(self.graph(), &product));
+            let x = self.location(product.input, form)?.start;
+            match form {
+                Form::F16 => (Arriving::F16, sixteen_f16::Arguments { x }.into()),
+                _ => (Arriving::BF16, sixteen_bf16::Arguments { x }.into()),
+            }
+        } else if integer {
+            let (Int8Span { codes: xq, scales: xscale, .. }, in_panels) = match prepared {
+                Some(prepared) => (prepared.int8, prepared.in_panels),
+                None => {
+                    let in_panels = self.schedule.is_in_tiles(product.input);
+                    let held = if in_panels { rows.next_multiple_of(8) } else { rows };
+                    let x = self.location(product.input, Form::Int8)?.start;
+                    (Int8Span::of(x, held as u64 * k as u64), in_panels)
+                }
+            };
+            (Arriving::Codes { in_panels }, sixteen_codes::Arguments { xq, xscale }.into())
+        } else {
+            let (x, stride) = match prepared {
+                Some(prepared) => (prepared.floats, k),
+                None => self.floats(product.input).map(|place| (place.start, place.stride))?,
+            };
+            (Arriving::Floats, sixteen_floats::Arguments { x, stride }.into())
+        };
+        let factor = prepared.filter(|_| product.norm.is_some_and(|norm| norm.next.is_some())).map(|rows| rows.factor);
+        let values = pairs.narrow_values();
+        let (out, seats_of) = (self.buffer(rows as u64 * values as u64 * 4), self.buffer(rows as u64 * 4));
+        let arguments = narrow_decoded::Arguments {
+            a,
+            rows: self.seated_rows(&owner, pairs.seated)?,
+            factor: factor.unwrap_or_default(),
+            out,
+            seats_of,
+            seats,
+            strength,
+        };
+        let arguments = arguments.with_slot(narrow_decoded::slot::sixteen, x);
+        let instance = decoded_instance(&pairs, k, arriving, factor.is_some())?;
+        let products = rows as u64 * values as u64 * k as u64;
+        let work = Work { bytes: values as u64 * k as u64 * 2 + rows as u64 * k as u64, flops: 2 * products };
+        let why = format!("{rows} rows: what lies between the halves of adapters");
+        self.launch(instance, [values / 16, rows, 1], arguments, &[], work, why.as_str())?;
+        self.narrowed.insert(of, [out, seats_of]);
+        Ok(())
+    }
+
+    /// What a product of decoded rows takes to add what adapters change.
+    pub fn change(&self, of: &Product, pairs: Option<PairPlaces>) -> Result<Option<Filled<Span>>, LowerError> {
+        let Some(PairPlaces { pairs, b, seats, .. }) = pairs else { return Ok(None) };
+        let no_value = || LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) };
+        let [narrow, seats_of] = *self.narrowed.get(&of.matmuls[0]).ok_or_else(no_value)?;
+        let places = WidePlacesArguments {
+            b,
+            narrow,
+            row_seats: seats_of,
+            values: pairs.narrow_values(),
+            rank: pairs.rank,
+            seats,
+            has: pairs.has(),
+            second: pairs.start(1),
+            third: pairs.start(2),
+            rows: pairs.start(3),
+        };
+        Ok(Some(widened::Arguments { of: places }.into()))
+    }
+
+    /// Words for each product of the phase that takes adapters with it, by its first matrix. They are its own, and zero
+    /// between the launches.
+    fn packets_of_phase(&mut self) -> Result<Vec<(NodeId, Span)>, LowerError> {
+        let graph = self.graph();
+        let mut all = Vec::new();
+        for group in self.schedule.ordered() {
+            let Kind::Product(product) = &group.kind else { continue };
+            let rank = |pair: &Pair| graph.node(pair.narrow).ty.width;
+            let matrices = product.adapted.iter().map(|pair| (0, pair.is_some())).collect();
+            let Some(first) = product.adapted.iter().flatten().next() else { continue };
+            let pairs = Pairs { rank: rank(first), matrices, seated: false };
+            let words = pairs.words(graph.node(product.input).ty.width);
+            let span = self.common.packets(words)?;
+            all.push((product.matmuls[0], span));
+        }
+        Ok(all)
     }
 
     /// Whose rows a group's are, where they have seats.
@@ -65,9 +230,30 @@ impl PhaseBuilder<'_, '_> {
         Ok(SeatedRowsArguments { state: self.state(group), seats, stride: self.record_stride(group) })
     }
 
+    /// Where those of several pairs are, one behind the other, in bf16.
+    fn halves_of_pairs(&mut self, weights: &[WeightId]) -> Result<Span, LowerError> {
+        let banks: Option<Vec<Range>> =
+            weights.iter().map(|weight| self.common.weights.bank(*weight)?.fixed()).collect();
+        let Some(banks) = banks else { return self.common.weights.rounded(weights, &mut self.common.kernels) };
+        let bytes = banks.iter().map(|bank| bank.bytes).sum();
+        match banks.windows(2).all(|pair| pair[0].offset + pair[0].bytes == pair[1].offset) {
+            true => Ok(Span::Fixed(Range { bytes, ..banks[0] })),
+            false => Err(LowerError::NoValue { node: "banks of adapters that are neighbours".into() }),
+        }
+    }
+
     /// Where a matrix of an adapter is: that of all seats, or one that was loaded.
     fn half_of_pair(&mut self, weight: WeightId) -> Span {
         let bank = self.common.weights.bank(weight);
         bank.unwrap_or_else(|| self.common.weights.blocks(weight))
     }
+}
+
+/// Where both halves of a product's pairs are.
+pub struct PairPlaces {
+    pub pairs: Pairs,
+    a: Span,
+    b: Span,
+    seats: u32,
+    strength: f32,
 }

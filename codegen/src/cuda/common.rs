@@ -7,6 +7,7 @@ use gemma4c_graph::CacheId;
 use gemma4c_plan::cuda::{DrafterPlaces, KvLayout, Places, Range, Region, TowerPlaces};
 use gemma4c_plan::{Program, ValueIndex};
 
+use super::error::LowerError;
 use super::launch::{Kernels, Span};
 use super::model::ReadFloats;
 use super::weights::Weights;
@@ -31,6 +32,8 @@ pub struct Common<'a> {
     pub places: Places,
     /// Words that are zero between launches: their place, and their bytes.
     pub counters: (u64, u64),
+    /// Words that blocks of one launch send each other: those that nobody has yet, and the first byte behind them.
+    pub packets: (u64, u64),
     /// What the kernels can do, and are asked for.
     pub can: Abilities,
     /// Where keys and values are.
@@ -54,6 +57,16 @@ pub struct Drafting {
 }
 
 impl Common<'_> {
+    /// So many words for a launch whose blocks send them to each other.
+    pub fn packets(&mut self, words: u32) -> Result<Span, LowerError> {
+        let (offset, bytes) = (self.packets.0, words as u64 * 4);
+        self.packets.0 += bytes;
+        match self.packets.0 <= self.packets.1 {
+            true => Ok(Span::Fixed(Range { region: Region::Arena, offset, bytes })),
+            false => Err(LowerError::NoValue { node: "words between the blocks of a launch".into() }),
+        }
+    }
+
     pub fn counters(&self) -> Span {
         let (offset, bytes) = self.counters;
         Span::Fixed(Range { region: Region::Arena, offset, bytes })

@@ -42,7 +42,10 @@ impl PhaseBuilder<'_, '_> {
             pairs: 0,
             out: element,
             epilogue: filled.iter().map(|filled| filled.function).collect(),
+            adapted: !of.adapted.is_empty(),
         };
+        let pairs = self.pairs(of)?;
+        let change = self.change(of, pairs)?;
         let by = of.epilogue.iter().find_map(|epilogue| epilogue.operand);
         let by_stride = by.map_or(Ok(0), |operand| self.operand(operand).map(|place| place.stride))?;
         let places = GemmRowsArguments { x, groups: Span::Unused, order: Span::Unused, count: rows };
@@ -50,7 +53,7 @@ impl PhaseBuilder<'_, '_> {
         let bytes = matrix.bytes() + rows as u64 * (k as u64 * 2 + outputs as u64 * element.size() as u64);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * k as u64 };
         let why = format!("{rows} rows: {}", shape.describe(kind.slices()));
-        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (filled, by_stride));
+        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (change, filled, by_stride));
         let grid = kind.grid(shape, rows);
         self.launch(kind.instance(shape)?, grid, arguments, &group.nodes, work, Choice::because(why))?;
         match rounded {
@@ -87,6 +90,7 @@ impl PhaseBuilder<'_, '_> {
             pairs: if shares_rows { top } else { 1 },
             out: if geglu { ElementType::BF16 } else { ElementType::F32 },
             epilogue: Vec::new(),
+            adapted: false,
         };
         let places = GemmRowsArguments { x, groups: sorted.groups, order: sorted.order, count: 0 };
         let shape = kind.shape(height, self.gemm_cluster(), &self.common.can.target);
@@ -95,13 +99,13 @@ impl PhaseBuilder<'_, '_> {
         let moved = pairs as u64 * (k as u64 * 2 + outputs as u64 * kind.out.size() as u64);
         let work = Work { bytes: read + moved, flops: 2 * pairs as u64 * of_expert as u64 * k as u64 };
         let why = format!("{pairs} pairs of a row and an expert, sorted: {}", shape.describe(kind.slices()));
-        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (Vec::new(), 0));
+        let arguments = gemm_arguments(&matrix, places, out, (&kind, shape), (None, Vec::new(), 0));
         let grid = kind.grid_of_tiles(shape, sorted.most_groups);
         self.launch(kind.instance(shape)?, grid, arguments, &group.nodes, work, Choice::because(why))
     }
 
     /// The form in which a product takes its activations, and what it multiplies.
-    fn gemm_operands(&self, group: &Group, input: NodeId, weight: Option<WeightId>) -> (Form, ElementType) {
+    pub fn gemm_operands(&self, group: &Group, input: NodeId, weight: Option<WeightId>) -> (Form, ElementType) {
         match takes_f16(self.schedule, &self.common.can, group, input, weight) {
             true => (Form::F16, ElementType::F16),
             false => (Form::BF16, ElementType::BF16),
@@ -126,7 +130,7 @@ fn gemm_arguments(
     rows: GemmRowsArguments<Span>,
     out: Span,
     (of, shape): (&Gemm, Shape),
-    (epilogue, by_stride): (Vec<Filled<Span>>, u32),
+    (change, epilogue, by_stride): (Option<Filled<Span>>, Vec<Filled<Span>>, u32),
 ) -> LaunchArguments<Span> {
     let scales = if of.is_scaled() { matrix.plane("scales") } else { Span::Unused };
     let weights = GemmWeightsArguments { codes: matrix.codes(), scales };
@@ -138,7 +142,9 @@ fn gemm_arguments(
                 true => $arguments.into(),
                 false => $arguments.with_slot($kernel::slot::side, matrix.side()),
             };
-            epilogue.into_iter().fold(arguments, |all, filled| all.with_slot($kernel::slot::epilogue, filled))
+            let change = change.into_iter().map(|filled| ($kernel::slot::change, filled));
+            let all = change.chain(epilogue.into_iter().map(|filled| ($kernel::slot::epilogue, filled)));
+            all.fold(arguments, |arguments, (slot, filled)| arguments.with_slot(slot, filled))
         }};
     }
     if shape.resident == 0 {

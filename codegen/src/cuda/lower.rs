@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use gemma4c_dsl::Instance;
 use gemma4c_graph::passes::{self, Goal};
-use gemma4c_graph::{Graph, Op, WeightId};
+use gemma4c_graph::{Graph, Node, Op, WeightId};
 use gemma4c_plan::cuda::{
     CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEAT_WORDS,
     SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
@@ -23,6 +23,7 @@ use super::reports::{Reports, pass_report};
 use super::soft;
 use super::towers;
 use super::weights::Weights;
+use crate::kernels::matvec::adapter::words_of;
 use crate::kernels::matvec::formats::{format, has_kernels};
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities, PhaseRows};
@@ -167,6 +168,7 @@ fn lower_with(
         kernels: Kernels::default(),
         places: fixed.text,
         counters: (fixed.counters, COUNTERS * 4 * decode_rows),
+        packets: fixed.packets,
         can,
         kv_layout,
         value_index: index_of_values(meaning),
@@ -225,6 +227,8 @@ struct FixedPlaces {
     drafter: Option<DrafterPlaces>,
     /// Words that are zero between launches.
     counters: u64,
+    /// Words that blocks of a launch send each other, zero between launches, and the first byte behind them.
+    packets: (u64, u64),
     /// The first byte after them.
     end: u64,
 }
@@ -271,7 +275,14 @@ impl FixedPlaces {
         let towers = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();
         let drafter = model.drafter.map(|drafter| drafter.places(&text, vocabulary, decode_rows, &mut reserve));
         let counters = reserve(COUNTERS * decode_rows);
-        FixedPlaces { text, towers, drafter, counters, end }
+        // Products of one row are in the first phase of decode and in each of prefill.
+        let narrow = |node: &Node| match node.op {
+            Op::Narrow { weight, .. } => node.ty.width as u64 * words_of(graph.weight(weight).dim(0) as u32) as u64,
+            _ => 0,
+        };
+        let words = graph.nodes.iter().map(narrow).sum::<u64>() * (LADDER.len() as u64 + 2);
+        let packets = reserve(words);
+        FixedPlaces { text, towers, drafter, counters, packets: (packets, packets + words * 4), end }
     }
 }
 

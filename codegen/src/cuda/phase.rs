@@ -60,6 +60,8 @@ pub struct PreparedRows {
     pub fine_sums: Span,
     pub floats: Span,
     pub factor: Span,
+    /// Codes lie in panels of eight rows.
+    pub in_panels: bool,
 }
 
 /// A launch whose values have no place yet.
@@ -115,6 +117,10 @@ pub struct PhaseBuilder<'p, 'a> {
     pub stacks: HashMap<NodeId, (Vec<NodeId>, Span)>,
     /// Queries, keys or values of patches, as attention by warpgroups reads them.
     pub tiles: HashMap<NodeId, Span>,
+    /// What lies between the halves of the pairs of a product of decoded rows, and each row's seat, by its first matrix.
+    pub narrowed: HashMap<NodeId, [Span; 2]>,
+    /// Where the blocks of a product with adapters send each other words, by its first matrix.
+    pub packets: Vec<(NodeId, Span)>,
     /// Keys and values of a chunk that are not in their ring yet.
     pub stages: HashMap<CacheId, [Span; 2]>,
     pending: Vec<PendingLaunch>,
@@ -141,6 +147,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             widened,
             stacks,
             tiles,
+            narrowed: HashMap::new(),
+            packets: Vec::new(),
             stages,
             pending,
             asked_from: None,
@@ -216,6 +224,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PatchAttention { attention, clip } => self.patch_attention(group, *attention, *clip),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
             Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
+            Kind::NarrowRows { of } => self.narrow_rows_of(group, *of),
             Kind::WidenWeights { of } => self.widen_weights(*of),
             Kind::KeepRows { append } => self.keep_rows(group, *append),
         }

@@ -5,6 +5,7 @@ use gemma4c_dsl::{ElementType, Filled, LaunchArguments, SlotKey};
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
+use super::adapter::PairPlaces;
 use super::choice::{self, Choice};
 use super::error::LowerError;
 use super::launch::{Int8Span, MixedSpan, Span};
@@ -56,6 +57,8 @@ pub struct Decoded {
     pub epilogue: Vec<Filled<Span>>,
     /// The residual that it writes for others.
     pub residual_out: Option<(NodeId, Span)>,
+    /// Both halves of what adapters add.
+    pub pairs: Option<PairPlaces>,
 }
 
 /// What a product by warpgroups takes besides its weights.
@@ -144,7 +147,9 @@ impl PhaseBuilder<'_, '_> {
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
         let epilogue = self.epilogue(group, &of.epilogue)?;
+        let pairs = self.pairs(of)?;
         let choice = matvec::Product {
+            adapted: pairs.as_ref().map(|places| places.pairs.clone()),
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
@@ -157,11 +162,11 @@ impl PhaseBuilder<'_, '_> {
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, arrival.prologue)
         };
         let residual_out = written.zip(sum).map(|(residual, sum)| (residual.sum, sum));
-        Ok(Decoded { choice, matrix, arrival, epilogue, residual_out })
+        Ok(Decoded { choice, matrix, arrival, epilogue, residual_out, pairs })
     }
 
     fn product_of_one_row(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        let Decoded { choice, matrix, arrival, epilogue, residual_out } = self.decoded(group, of)?;
+        let Decoded { choice, matrix, arrival, epilogue, residual_out, pairs } = self.decoded(group, of)?;
         let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         let (outputs, loose) = (choice.outputs, shape.loose(choice.outputs));
         let form = match choice.leaves_int8 {
@@ -191,6 +196,7 @@ impl PhaseBuilder<'_, '_> {
                 _ => out,
             },
             rows: outputs,
+            adapter: self.adapter_places(group, of, pairs)?,
         }
         .with_slot(slot::side, matrix.side());
         let of_epilogue = epilogue.into_iter().map(|filled| (slot::epilogue, filled));
@@ -277,7 +283,7 @@ impl PhaseBuilder<'_, '_> {
         let result = match (of.epilogue.last(), of.geglu) {
             (Some(last), _) => Some(last.node),
             (None, true) => group.nodes.last().copied(),
-            (None, false) => (of.matmuls.len() == 1).then(|| of.matmuls[0]),
+            (None, false) => (of.matmuls.len() == 1).then(|| of.results()[0]),
         };
         if let Some(node) = result {
             return self.alloc_value(node, Form::F32, rows);
@@ -290,7 +296,7 @@ impl PhaseBuilder<'_, '_> {
         let size = if form == Form::BF16 { 2 } else { 4 };
         let out = self.buffer(outputs as u64 * rows as u64 * size);
         let mut first = 0u64;
-        for id in &of.matmuls {
+        for id in &of.results() {
             let width = self.graph().node(*id).ty.width as u64;
             let part = out.skip(first * size);
             let start = if rows == 1 { part.take(width * size) } else { part };
@@ -304,7 +310,7 @@ impl PhaseBuilder<'_, '_> {
         if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
             // Side by side: each a part of every row.
             let rows = self.rows_of(group) as u64;
-            for id in &of.matmuls {
+            for id in &of.results() {
                 if let Ok(place) = self.floats(*id) {
                     let width = self.graph().node(*id).ty.width as u64;
                     let elements = (rows - 1) * place.stride as u64 + width;

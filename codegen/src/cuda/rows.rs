@@ -39,7 +39,8 @@ impl PhaseBuilder<'_, '_> {
         // Panels are whole.
         let held = if shape.takes_panels() { rows.next_multiple_of(8) } else { rows } as u64;
         let (values, groups) = (held * k, held * k / 32);
-        let mut prepared = PreparedRows { factor: self.buffer(rows as u64 * 4), ..PreparedRows::default() };
+        let factor = self.buffer(rows as u64 * 4);
+        let mut prepared = PreparedRows { factor, in_panels: shape.takes_panels(), ..PreparedRows::default() };
         if integer {
             prepared.int8 = Int8Span::of(self.buffer(values + groups * 8), values);
         } else {
@@ -92,7 +93,7 @@ impl PhaseBuilder<'_, '_> {
     /// The product itself.
     pub fn product_of_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         let rows = self.rows_of(group);
-        let Decoded { choice, matrix, epilogue, residual_out, .. } = self.decoded(group, of)?;
+        let Decoded { choice, matrix, epilogue, residual_out, pairs, .. } = self.decoded(group, of)?;
         let (outputs, k) = (choice.outputs, choice.k);
         let joined = group.last().filter(|last| self.schedule.is_in_tiles(*last));
         let kind = rows::Product {
@@ -139,7 +140,7 @@ impl PhaseBuilder<'_, '_> {
             x_stride,
             by_stride,
         };
-        let arguments = kind.arguments(shape, given, |plane| matrix.plane(plane), epilogue);
+        let arguments = kind.arguments(shape, given, |plane| matrix.plane(plane), (self.change(of, pairs)?, epilogue));
         let (all, of_rows) = (matrix.rows, rows as u64);
         let bytes = matrix.bytes() + of_rows * (k as u64 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * of_rows * all * k as u64 };

@@ -8,7 +8,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Clip, ClippedGeglu, ClippedNorm, Form, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
-use super::readers::{takes_f16, wanted_forms, weight_of};
+use super::readers::{narrows_by_tiles, takes_f16, wanted_forms, weight_of};
 use super::schedule::{Abilities, Pass, Schedule, multiplies_exactly, product_of};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::whole_groups_pay;
@@ -211,6 +211,7 @@ fn required_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             Op::Attention { .. } | Op::AttentionAhead { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
                 floats(vec![of_single().inputs[0]])
             }
+            Op::Narrow { .. } if narrows_by_tiles(schedule, can, group) => vec![(of_single().inputs[0], Form::BF16)],
             Op::Narrow { .. } => floats(of_single().inputs.clone()),
             Op::Add | Op::Widen { .. } => floats(vec![of_single().inputs[1]]),
             _ => Vec::new(),

@@ -112,5 +112,10 @@ fn can_join_experts(schedule: &Schedule, experts: &Group, dense: &Group, of: &Pr
         false => of.geglu && matrix.dim(0) == experts_weight.dim(0) && is_norm(input) && is_norm(of.input),
     };
     let alike = schedule.rows_of(experts) == schedule.rows_of(dense);
-    alike && same_shape && is_down != of.geglu && of.epilogue.is_empty() && matrix.dtype == experts_weight.dtype
+    alike
+        && same_shape
+        && is_down != of.geglu
+        && of.epilogue.is_empty()
+        && of.adapted.is_empty()
+        && matrix.dtype == experts_weight.dtype
 }

@@ -2,7 +2,7 @@
 //! is a launch.
 //!
 //! ```text
-//! graph passes (no GPU) ──► gemm ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
+//! graph passes (no GPU) ──► gemm ──► adapters-apart ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
 //!                           ──► attention-warpgroups ──► bf16-copies ──► towers ──► cut ──► activation-tiles ──► forms ──► rows
 //!                           ──► widened-weights
 //! ```
@@ -17,6 +17,7 @@
 
 mod absorb_norms;
 mod activation_tiles;
+mod adapters;
 mod attention_step;
 mod attention_warpgroups;
 pub mod copies;
@@ -36,12 +37,13 @@ pub mod widened;
 use gemma4c_graph::Fused;
 use gemma4c_graph::passes::{self, Log, Report};
 
-pub use readers::{takes_f16, weight_of};
+pub use readers::{narrows_by_tiles, takes_f16, weight_of};
 pub use schedule::{Abilities, Pass, PhaseRows, Schedule, cache_of, experts_of, multiplies_exactly, product_of};
 
 /// In the order they run, after [`gemma4c_graph::passes::PASSES`].
 pub static PASSES: &[Pass] = &[
     gemm::PASS,
+    adapters::PASS,
     mixtures::PASS,
     absorb_norms::PASS,
     per_layer_step::PASS,

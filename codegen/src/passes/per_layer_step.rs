@@ -56,7 +56,8 @@ fn gate_and_projection(schedule: &Schedule, gate: &Product) -> Option<(NodeId, R
     let residual = norm.residual.filter(|residual| residual.branch.is_none() && residual.scale.is_none())?;
     let projection = schedule.fused.sole_user(gated)?;
     let reader: &Group = schedule.fused.group(projection);
-    let plain = product_of(graph, reader).is_some_and(|product| product.matmuls == [projection] && product.is_plain());
+    let plain = product_of(graph, reader)
+        .is_some_and(|product| product.matmuls == [projection] && product.is_plain() && product.adapted.is_empty());
     (is_gate && plain).then_some((slice, residual, projection))
 }
 

@@ -31,6 +31,17 @@ pub fn takes_f16(schedule: &Schedule, can: &Abilities, group: &Group, input: Nod
     schedule.is_gemm(group) && can.bounded.contains(&input) && scaled
 }
 
+/// Whether a group is the narrow half of an adapter's pair, of a prompt's rows, which tensor cores multiply in bf16.
+pub fn narrows_by_tiles(schedule: &Schedule, can: &Abilities, group: &Group) -> bool {
+    let node = |group: &Group| schedule.graph().node(group.nodes[0]);
+    let of_text = !can.exact && schedule.soft_rows.is_none() && !schedule.is_one_row(group);
+    group.kind == Kind::Single
+        && of_text
+        && matches!(node(group).op, Op::Narrow { .. })
+        && node(group).ty.width.is_multiple_of(16)
+        && schedule.graph().node(node(group).inputs[0]).ty.width.is_multiple_of(32)
+}
+
 /// The first matrix of a product: the others have its type.
 pub fn weight_of(graph: &Graph, product: &Product) -> Option<WeightId> {
     graph.node(product.matmuls[0]).op.weight()
@@ -70,6 +81,7 @@ pub fn wanted_forms(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outpu
                 of_product(Some(*weight))
             }
             Kind::ExpertDown { .. } => Outputs::FLOATS,
+            Kind::Single if narrows_by_tiles(schedule, can, group) => Outputs::BF16,
             _ => match product_of(graph, group) {
                 Some(product) if !one_row && multiplies_exactly(schedule, can, &product) => Outputs::FLOATS,
                 Some(product) if product.inputs().any(|input| input == node) && !is_operand(&product, node) => {

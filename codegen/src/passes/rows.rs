@@ -18,14 +18,19 @@ pub const PASS: Pass = Pass {
 };
 
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
-    if !schedule.decodes || schedule.rows == 1 || can.exact || schedule.in_16_bits {
+    if can.exact {
         return;
     }
     let mut groups = schedule.fused.ordered();
     let mut helpers: Vec<Group> = Vec::new();
     for group in &groups {
         let Some(product) = product_of(schedule.graph(), group) else { continue };
-        if !reads_activations_as_written(schedule, &product) {
+        let several = schedule.is_decoded_together(group);
+        // A row on its own takes its adapter with the product.
+        if !product.adapted.is_empty() && (several || schedule.in_16_bits) {
+            helpers.push(Group::new(Kind::NarrowRows { of: product.matmuls[0] }, Vec::new()));
+        }
+        if several && !schedule.in_16_bits && !reads_activations_as_written(schedule, &product) {
             schedule.mark(log, &group.nodes);
             helpers.push(Group::new(Kind::RowsPrologue { of: product.matmuls[0] }, Vec::new()));
         }

@@ -2,6 +2,7 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cases::adapter::Adapter;
 use gemma4c_codegen::cases::matvec;
 use gemma4c_codegen::kernels::matvec::LaunchShape;
 use gemma4c_codegen::kernels::matvec::formats::types_with_kernels;
@@ -239,7 +240,7 @@ fn refusal(product: &Product, give: impl FnOnce(Case) -> Case) -> String {
         .buffer("next_norm", none())
         .scalar("rows", 4u32)
         .expect("out", vec![0.0f32; 4], Bound::Exact);
-    give(case).check_on(&Simulator(Order::Forward)).unwrap_err().to_string()
+    Adapter::give(None, give(case)).check_on(&Simulator(Order::Forward)).unwrap_err().to_string()
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub mod loads;
 pub mod math;
 pub mod mbarrier;
 pub mod narrow;
+pub mod packets;
 mod rows;
 pub mod tensor;
 pub mod tiles;
@@ -35,6 +36,7 @@ table! {
     warp: barrier warp_barrier shfl_xor shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest block_sum block_max;
     atomics: atomic_add last_block_of;
     loads: load load_streamed load_streamed_if read_only store store_floats4;
+    packets: send receive prefetch;
     asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
     bulk: bulk_load;

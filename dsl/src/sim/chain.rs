@@ -6,10 +6,11 @@
 //! is wrong does.
 
 use super::cluster::{Program, Turn};
-use super::grid::{Grid, RESIDENT_THREADS};
+use super::grid::Grid;
 use super::history::History;
 use super::launch::{Arg, Binding, LaunchError, Options, bind, check_outputs};
 use super::memory::Memory;
+use super::stacks::RESIDENT_THREADS;
 use super::stream::Link;
 use super::thread::{Launch, LaunchName};
 use crate::definition::ParamKind;

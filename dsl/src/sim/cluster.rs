@@ -222,6 +222,11 @@ impl<'a> Cluster<'a> {
         }
     }
 
+    /// Whether every thread that could go on waits for the end of the predecessor.
+    pub fn awaits_predecessor(&self) -> bool {
+        self.awaits_predecessor
+    }
+
     /// Whether a thread waited for an event, or let others go first, in the last turn.
     pub fn lets_others_go(&self) -> bool {
         self.lets_others_go

@@ -34,6 +34,8 @@ pub enum FaultKind {
     UnfinishedProduct,
     /// Operands or an accumulator of a wgmma, or memory of a bulk copy, that no fence has ordered.
     MissingFence,
+    /// A word sent that is none, or twice.
+    Packet,
     /// A Rust panic: integer overflow, division by zero, `require!`.
     Panic,
 }

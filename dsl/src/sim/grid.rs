@@ -1,17 +1,21 @@
 //! The grid of one launch: which of its clusters run.
 //!
 //! Most kernels' blocks know nothing of each other, and run one after the other. A cluster starts beside others when
-//! all of those wait: for another block's counter, or for the launch's predecessor. As many run side by side as
-//! [`RESIDENT_THREADS`] allow.
+//! all of those wait: for another block's words, or for the launch's predecessor. As many run side by side as
+//! [`RESIDENT_THREADS`] allow; one launch at a time may have more, whose blocks all wait for words of each other.
 
 use super::cluster::{Cluster, Faulted, Program, Turn};
 use super::order::Order;
+use super::stacks::RESIDENT_THREADS;
 use super::thread::Launch;
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Threads that run side by side, beyond which no cluster starts. Each has a stack of its own, and a process may have
-/// some 30,000 of those.
-pub(crate) const RESIDENT_THREADS: usize = 8192;
+/// The same of the one launch that may have more.
+const MOST_THREADS: usize = 24576;
+
+/// Held by the grid that has more threads than others may.
+static LARGEST: Mutex<()> = Mutex::new(());
 
 /// A launch that runs.
 pub(crate) struct Grid<'a> {
@@ -21,6 +25,7 @@ pub(crate) struct Grid<'a> {
     /// Numbers of the clusters that have not started.
     pending: VecDeque<usize>,
     live: VecDeque<Cluster<'a>>,
+    is_largest: Option<MutexGuard<'static, ()>>,
 }
 
 impl<'a> Grid<'a> {
@@ -28,7 +33,7 @@ impl<'a> Grid<'a> {
         let mut order = order.clone();
         let mut clusters: Vec<usize> = (0..(launch.blocks() / launch.cluster) as usize).collect();
         order.arrange(&mut clusters);
-        Self { launch, program, order, pending: clusters.into(), live: VecDeque::new() }
+        Self { launch, program, order, pending: clusters.into(), live: VecDeque::new(), is_largest: None }
     }
 
     /// Threads that have started and not all returned.
@@ -47,6 +52,21 @@ impl<'a> Grid<'a> {
         !self.pending.is_empty() && has_room && separate
     }
 
+    fn start_next(&mut self) {
+        let number = self.pending.pop_front().unwrap_or_default();
+        self.live.push_back(Cluster::start(self.launch, self.first_block(number as u32), self.program));
+    }
+
+    /// Whether one more cluster may start because those that run wait for words that it may send.
+    fn can_start_beyond(&mut self) -> bool {
+        let waits = !self.live.is_empty() && !self.live.iter().any(Cluster::awaits_predecessor);
+        let starts = waits && self.can_start(MOST_THREADS.saturating_sub(self.resident()));
+        if starts && self.is_largest.is_none() {
+            self.is_largest = Some(LARGEST.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        starts
+    }
+
     /// Lets one cluster go on, or starts one. `room`: threads that may start.
     pub fn turn(&mut self, room: usize) -> Result<Turn, Faulted> {
         let room = if self.live.is_empty() { room.max(self.threads_per_cluster()) } else { room };
@@ -56,12 +76,15 @@ impl<'a> Grid<'a> {
             return Ok(Turn::Progress);
         }
         if self.can_start(room) {
-            let number = self.pending.pop_front().unwrap_or_default();
-            self.live.push_back(Cluster::start(self.launch, self.first_block(number as u32), self.program));
+            self.start_next();
             return Ok(Turn::Progress);
         }
         match pauses && self.any_turn(Cluster::is_released)? {
             true => Ok(Turn::Progress),
+            false if self.can_start_beyond() => {
+                self.start_next();
+                Ok(Turn::Progress)
+            }
             false if self.pending.is_empty() && self.live.is_empty() => Ok(Turn::Done),
             false => Ok(Turn::Blocked),
         }

@@ -3,12 +3,13 @@
 use super::cluster::{Program, Turn};
 use super::constants::Constants;
 use super::fault::{Fault, FaultKind};
-use super::grid::{Grid, RESIDENT_THREADS};
+use super::grid::Grid;
 use super::history::History;
 use super::memory::{Memory, View};
 use super::order::Order;
 use super::region::{Region, SharedMemory};
 use super::shadow::Shadow;
+use super::stacks::RESIDENT_THREADS;
 use super::stream::Link;
 use super::thread::{Launch, LaunchName};
 use crate::arguments::ArgumentValue;

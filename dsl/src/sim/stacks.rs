@@ -6,6 +6,10 @@
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use std::cell::{Cell, RefCell};
 
+/// Threads that run side by side, beyond which no cluster starts. Each has a stack of its own, and a process may have
+/// some 30,000 of those.
+pub(crate) const RESIDENT_THREADS: usize = 7168;
+
 /// Address space of a stack; pages are committed as they are touched.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -50,6 +54,10 @@ pub(crate) fn take() -> ThreadStack {
     })
 }
 
+/// As many are kept as most launches need.
 pub(crate) fn put_back(stacks: impl Iterator<Item = ThreadStack>) {
-    SPARE.with_borrow_mut(|spare| spare.extend(stacks));
+    SPARE.with_borrow_mut(|spare| {
+        spare.extend(stacks);
+        spare.truncate(RESIDENT_THREADS);
+    });
 }

@@ -1,7 +1,8 @@
 //! Every intrinsic and method, once in the simulator and once as host-compiled text, against plain Rust.
 
-use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random, Simulator};
 use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::sim::Order;
 use gemma4c_dsl::{ElementType, Instance, KernelDef};
 
 fn plain(def: &'static KernelDef) -> Instance {
@@ -118,6 +119,38 @@ fn atomics_and_the_last_block() {
         .expect("total", vec![128.0f32], Bound::Exact)
         .expect("out", vec![256u32], Bound::Exact)
         .assert();
+}
+
+/// Every block sends its square, and takes those of all four.
+#[kernel(block = 32)]
+fn squares_of_all(words: InOut<u32>, out: Output<u32>) {
+    if thread_idx() == 0 {
+        let number = block_idx() + 1;
+        send(words, block_idx(), number * number);
+        let mut all = regs(U32x4::ZERO, 1);
+        receive(words, 0u32, &mut all);
+        out[block_idx()] = all[0].x + all[0].y + all[0].z + all[0].w;
+    }
+}
+
+fn squares(blocks: u32) -> Case {
+    Case::new("four blocks", plain(squares_of_all::DEF)).grid([blocks, 1, 1])
+}
+
+#[test]
+fn blocks_send_words_and_take_each_others() {
+    let case = squares(4).buffer("words", vec![0u32; 4]).expect("out", vec![30u32; 4], Bound::Exact);
+    case.assert();
+}
+
+#[test]
+fn words_that_never_come_and_words_that_are_none_are_faults() {
+    let fault = |words: Vec<u32>, blocks: u32| {
+        let case = squares(blocks).buffer("words", words).expect("out", vec![30u32; blocks as usize], Bound::Exact);
+        case.check_on(&Simulator(Order::Forward)).unwrap_err().to_string()
+    };
+    assert!(fault(vec![0; 4], 3).contains("words 0 to 3, which somebody sends"), "{}", fault(vec![0; 4], 3));
+    assert!(fault(vec![0, 7, 0, 0], 4).contains("which is there"), "{}", fault(vec![0, 7, 0, 0], 4));
 }
 
 /// `last_block_of` over the blocks of a column; blocks without work do not arrive.

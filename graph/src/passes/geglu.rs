@@ -5,6 +5,8 @@ use gemma4c_ops::Op;
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, Product};
+use crate::passes::adapters::product_at;
+use crate::passes::join_products::joined;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass =
@@ -31,18 +33,18 @@ fn run(fused: &mut Fused, log: &mut Log) {
 fn kind(fused: &Fused, gate: NodeId, up: NodeId, out: NodeId) -> Result<Option<Kind>, String> {
     let graph = &fused.graph;
     let (gate_node, up_node) = (graph.node(gate), graph.node(up));
-    match (gate_node.op, up_node.op) {
-        (Op::MatMul { weight: a }, Op::MatMul { weight: b }) => {
-            let (a, b) = (graph.weight(a), graph.weight(b));
-            if gate_node.inputs != up_node.inputs {
-                return Err("gate and up read different values".into());
-            }
-            if a.dtype != b.dtype || a.dims != b.dims {
-                return Err(format!("{} is {}, {} is {}", a.name, a.dtype, b.name, b.dtype));
-            }
-            let input = gate_node.inputs[0];
-            Ok(Some(Kind::Product(Product { geglu: true, ..Product::new(input, vec![gate, up]) })))
+    if let (Some(of_gate), Some(of_up)) = (product_at(fused, gate), product_at(fused, up)) {
+        let weight = |of: &Product| graph.node(of.matmuls[0]).op.weight().map(|weight| graph.weight(weight));
+        let (Some(a), Some(b)) = (weight(&of_gate), weight(&of_up)) else { return Ok(None) };
+        if of_gate.input != of_up.input {
+            return Err("gate and up read different values".into());
         }
+        if a.dtype != b.dtype || a.dims != b.dims {
+            return Err(format!("{} is {}, {} is {}", a.name, a.dtype, b.name, b.dtype));
+        }
+        return Ok(Some(Kind::Product(Product { geglu: true, ..joined(&[of_gate, of_up]) })));
+    }
+    match (gate_node.op, up_node.op) {
         (Op::ExpertMatMul { weight: a, first: start, len: half }, Op::ExpertMatMul { weight: b, first, len }) => {
             if gate_node.inputs != up_node.inputs {
                 return Err("gate and up read different values".into());

@@ -1,11 +1,10 @@
 //! Products of the same activations with matrices of the same type become one: queries, keys and values take one
 //! launch.
 
-use gemma4c_ops::Op;
-
 use crate::fused::Fused;
 use crate::graph::NodeId;
 use crate::kinds::{Kind, Product};
+use crate::passes::adapters::product_at;
 use crate::passes::{Log, Pass, Run};
 
 pub const PASS: Pass = Pass {
@@ -18,26 +17,41 @@ fn run(fused: &mut Fused, log: &mut Log) {
     let inputs: Vec<NodeId> = fused.graph.iter().map(|(id, _)| id).collect();
     for input in inputs {
         // A result of the graph has a place of its own.
-        let alone = |id: &NodeId| {
-            fused.is_single(*id) && !fused.graph.is_result(*id) && matches!(fused.graph.node(*id).op, Op::MatMul { .. })
-        };
-        let mut matmuls: Vec<NodeId> = fused.users(input).iter().copied().filter(alone).collect();
-        while let Some(&first) = matmuls.first() {
-            let dtype = |id: NodeId| fused.graph.node(id).op.weight().map(|w| fused.graph.weight(w).dtype);
-            let (same, others): (Vec<NodeId>, Vec<NodeId>) = matmuls.iter().partition(|id| dtype(**id) == dtype(first));
-            if let (Some(&other), Some(a), Some(b)) =
-                (others.first(), dtype(first), others.first().and_then(|o| dtype(*o)))
+        let results = fused.users(input).iter().filter_map(|user| fused.group(*user).last());
+        let alone = |result: NodeId| product_at(fused, result).filter(|_| !fused.graph.is_result(result));
+        let mut products: Vec<Product> = Vec::new();
+        for product in results.filter_map(alone).filter(|product| product.input == input) {
+            // Both halves of what an adapter adds are users, too.
+            if !products.contains(&product) {
+                products.push(product);
+            }
+        }
+        while let Some(first) = products.first() {
+            let weight = |of: &Product| fused.graph.node(of.matmuls[0]).op.weight();
+            let dtype = |of: &Product| weight(of).map(|weight| fused.graph.weight(weight).dtype);
+            let name = |of: &Product| fused.graph.full_name(of.matmuls[0]);
+            let of_first = dtype(first);
+            let (same, others): (Vec<Product>, Vec<Product>) =
+                products.iter().cloned().partition(|of| dtype(of) == of_first);
+            if let Some(other) = others.first()
+                && let (Some(a), Some(b)) = (of_first, dtype(other))
             {
-                log.refuse(
-                    fused.graph.full_name(other),
-                    format!("its matrix is {b}, that of {} is {a}", fused.graph.full_name(first)),
-                );
+                log.refuse(name(other), format!("its matrix is {b}, that of {} is {a}", name(first)));
             }
             if same.len() > 1 {
-                let product = Product::new(input, same.clone());
-                log.merge(fused, Kind::Product(product), &same);
+                let nodes: Vec<NodeId> = same.iter().flat_map(|of| of.matmuls.clone()).collect();
+                log.merge(fused, Kind::Product(joined(&same)), &nodes);
             }
-            matmuls = others;
+            products = others;
         }
     }
+}
+
+/// Products of one value, side by side.
+pub(super) fn joined(products: &[Product]) -> Product {
+    let matmuls = products.iter().flat_map(|of| of.matmuls.clone()).collect();
+    let is_adapted = products.iter().any(|of| !of.adapted.is_empty());
+    let of_each = products.iter().map(|of| of.adapted.first().copied().flatten());
+    let adapted = if is_adapted { of_each.collect() } else { Vec::new() };
+    Product { adapted, ..Product::new(products[0].input, matmuls) }
 }

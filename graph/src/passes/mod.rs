@@ -9,6 +9,7 @@
 //! the layer that owns them, and values that are the keys' projection read the same product. There is no copy to
 //! remove.
 
+mod adapters;
 mod clips;
 mod dead_rows;
 mod epilogues;
@@ -58,6 +59,7 @@ pub static PASSES: &[Pass] = &[
     dead_rows::PASS,
     fold_constants::EMBED,
     per_layer_inputs::PASS,
+    adapters::PASS,
     geglu::PASS,
     per_layer_gate::PASS,
     join_products::PASS,

@@ -11,7 +11,7 @@ use cases::{CASES, named, rows};
 use gemma4c_blocks::DType::F32;
 use gemma4c_graph::passes::{Goal, Log, PASSES, fuse};
 use gemma4c_graph::{
-    Builder, Cache, Epilogue, Fused, Graph, GroupError, Kind, Product, RowCount, Value, fused_text, verify,
+    Builder, Cache, Delta, Epilogue, Fused, Graph, GroupError, Kind, Product, RowCount, Value, fused_text, verify,
     verify_groups,
 };
 
@@ -60,12 +60,51 @@ fn each_refusal_has_its_words() {
     }
     let untested = PASSES.iter().filter(|pass| !CASES.iter().any(|(name, ..)| *name == pass.name));
     let untested: Vec<&str> = untested.map(|pass| pass.name).collect();
-    assert_eq!(untested, ["dead-rows"], "which has tests of its own");
+    assert_eq!(untested, ["dead-rows", "adapters"], "which have tests of their own");
     insta::with_settings!({
         snapshot_path => "../../../snapshots/passes",
         prepend_module_to_snapshot => false,
         omit_expression => true,
     }, { insta::assert_snapshot!("refusals", texts) });
+}
+
+/// A product with the adapters that are given it.
+fn adapted(g: &mut Builder, name: &str, x: Value, adapters: usize) -> Value {
+    let w = g.weight(name, F32, &[8, 8]);
+    for number in 0..adapters {
+        let half = |g: &mut Builder, half: &str, dims| g.weight(&format!("{name}{number}.{half}"), F32, dims);
+        let (a, b) = (half(g, "a", &[8, 4]), half(g, "b", &[4, 8]));
+        g.adapt(w, Delta { a, b, factor: 1.0, first: 0 });
+    }
+    named(g, name, |g| g.matmul(w, x))
+}
+
+/// What an adapter adds is a part of its product; a second one is added to the result. Products with adapters and without
+/// are joined, and the result of each is the one that has the change.
+#[test]
+fn an_adapter_is_a_part_of_its_product() {
+    let graph = build(|g| {
+        let x = rows(g, 8);
+        let [q, k, v] = [("q", 1), ("k", 0), ("v", 2)].map(|(name, adapters)| adapted(g, name, x, adapters));
+        let sum = g.mul(q, k);
+        g.mul(sum, v)
+    });
+    let (fused, log) = alone("adapters", &graph, Goal::Decode);
+    check(&fused);
+    assert_eq!((log.applied, log.refused.len()), (2, 1), "{log:?}");
+    assert!(log.refused[0].1.contains("another adapter"), "{log:?}");
+
+    let (fused, _) = fuse(&graph, Goal::Decode, &[]);
+    check(&fused);
+    let products = fused.ordered().into_iter().filter_map(|group| match group.kind {
+        Kind::Product(product) => Some(product),
+        _ => None,
+    });
+    let products: Vec<Product> = products.collect();
+    let [product] = &products[..] else { panic!("they are one: {products:?}") };
+    assert_eq!(product.adapted.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+    let results = product.results();
+    assert!(results[0] != product.matmuls[0] && results[1] == product.matmuls[1], "{product:?}");
 }
 
 /// Two layers of attention, the second over the first's keys, and an LM head.

@@ -1,5 +1,5 @@
-//! Pairs of a rank that a GPU's products take: these read whole groups of 32 values. What is added to A and to B are
-//! zeros, so that the product is the same.
+//! Pairs of a rank that a GPU's kernels take: whole groups of 16 values, of experts of 32, whose products are those of
+//! any matrix. What is added to A and to B are zeros, so that the product is the same.
 
 use gemma4c_blocks::recipe::{Float, Recipe};
 use gemma4c_plan::{Piece, Span};
@@ -8,11 +8,12 @@ use super::shape;
 use super::types::{Adapter, Pair};
 use crate::gguf::TensorInfo;
 
-/// Values that a product reads together.
-const GROUP: u64 = 32;
+/// Values that are read together.
+const GROUP: u64 = 16;
+const GROUP_OF_EXPERTS: u64 = 32;
 
 impl Adapter {
-    /// The same with ranks that are whole groups of 32.
+    /// The same with ranks that are whole groups.
     pub fn padded(self) -> Adapter {
         let Adapter { path, file, pairs } = self;
         let of_pair = |pair: &Pair| {
@@ -31,7 +32,7 @@ fn padded(a: &TensorInfo, b: &TensorInfo) -> Option<[TensorInfo; 2]> {
     let (a_type, of_b) = (a.dtype().ok()?, b.dtype().ok().and_then(Float::of)?);
     let [inputs, rank, experts] = shape::matrix(&a.name, a.dims()).ok()?;
     let [_, outputs, _] = shape::matrix(&b.name, b.dims()).ok()?;
-    let whole = rank.next_multiple_of(GROUP);
+    let whole = rank.next_multiple_of(if experts == 1 { GROUP } else { GROUP_OF_EXPERTS });
     if whole == rank {
         return None;
     }

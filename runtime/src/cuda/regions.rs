@@ -8,8 +8,8 @@ pub(super) struct Regions {
     weights: Buffer,
     kv: Buffer,
     arena: Buffer,
-    seats: Buffer,
-    /// Almost always nothing.
+    /// These two are nothing in most plans.
+    seats: Option<Buffer>,
     host: Option<Pinned>,
 }
 
@@ -24,16 +24,23 @@ impl Regions {
                 Some(host)
             }
         };
+        let seats = match memory.seats {
+            0 => None,
+            bytes => {
+                let seats = device.allocate(bytes as usize)?;
+                seats.fill(0)?;
+                Some(seats)
+            }
+        };
         let regions = Regions {
             weights: device.allocate(memory.weights as usize)?,
             kv: device.allocate(memory.kv as usize)?,
             arena: device.allocate(memory.arena as usize)?,
-            seats: device.allocate(memory.seats as usize)?,
+            seats,
             host,
         };
         regions.kv.fill(0)?;
         regions.arena.fill(0)?;
-        regions.seats.fill(0)?;
         Ok(regions)
     }
 
@@ -43,7 +50,7 @@ impl Regions {
             Region::Weights => self.weights.address(),
             Region::Kv => self.kv.address(),
             Region::Arena => self.arena.address(),
-            Region::Seats => self.seats.address(),
+            Region::Seats => self.seats.as_ref().map_or(0, Buffer::address),
             Region::Host => self.host.as_ref().map_or(0, Pinned::address),
         };
         start + range.offset
@@ -56,7 +63,7 @@ impl Regions {
             Region::Weights => self.weights.write_at(start, bytes),
             Region::Kv => self.kv.write_at(start, bytes),
             Region::Arena => self.arena.write_at(start, bytes),
-            Region::Seats => self.seats.write_at(start, bytes),
+            Region::Seats => self.seats.as_mut().map_or(Ok(()), |seats| seats.write_at(start, bytes)),
             Region::Host => {
                 self.host(to)[..bytes.len()].copy_from_slice(bytes);
                 Ok(())

@@ -18,7 +18,7 @@ pub struct GemmOut<O: Float> {
 
 /// Stores the sums of a block, whose first output is `first_output`; those of several slices meet in `memory`, which
 /// nobody reads any more once all warps have come here. A collective of the cluster.
-#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
 pub fn store_sums<
     const ROWS: u32,
     const ACROSS: u32,
@@ -40,7 +40,7 @@ pub fn store_sums<
     if SLICES == 1 && warp_id() < warps {
         #[unroll]
         for n in 0..ROWS / 8 {
-            store_fragment(epilogue, to, sums[n], first_output + warp_id() % ACROSS * of_tile, n * 8);
+            store_fragment(change, epilogue, to, sums[n], first_output + warp_id() % ACROSS * of_tile, n * 8);
         }
     }
     if SLICES > 1 {
@@ -65,7 +65,7 @@ pub fn store_sums<
             for number in (rank * warps + warp_id()..all).by(cluster * warps) {
                 let sum = sum_of_slices(memory, number);
                 let output = first_output + number / (ROWS / 8) * of_tile;
-                store_fragment(epilogue, to, sum, output, number % (ROWS / 8) * 8);
+                store_fragment(change, epilogue, to, sum, output, number % (ROWS / 8) * 8);
             }
         }
         if cluster > 1 {
@@ -98,20 +98,31 @@ pub fn sum_of_slices<const ROWS: u32, const ACROSS: u32, const SLICES: u32, cons
     total
 }
 
-/// Stores a value of the result.
-#[device(slots(epilogue(value: f32, at: u32) -> f32))]
-pub fn store_output<const PAIRS: u32, O: Float>(to: GemmOut<O>, value: f32, output: u32, row: u32) {
+/// Stores a value of the result: with GEGLU that of a gate, with what it gates.
+#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
+pub fn store_output<const GEGLU: bool, const PAIRS: u32, O: Float>(
+    to: GemmOut<O>,
+    value: f32,
+    gated: f32,
+    output: u32,
+    row: u32,
+) {
     if row < to.end && output < to.outputs {
         let mut place = row;
         if PAIRS > 0 {
             place = to.order[row];
         }
-        to.out[place * to.outputs + output] = O::from_f32(epilogue(value, place * to.by_stride + output));
+        let own = place * (if GEGLU { 2 * to.outputs } else { to.outputs }) + output;
+        let mut result = change(value, own);
+        if GEGLU {
+            result = gelu_by_exp(result) * change(gated, own + to.outputs);
+        }
+        to.out[place * to.outputs + output] = O::from_f32(epilogue(result, place * to.by_stride + output));
     }
 }
 
 /// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows.
-#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
 pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
     to: GemmOut<O>,
     sum: F32x4,
@@ -120,13 +131,10 @@ pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: F
 ) {
     let column = output + lane_id() / 4;
     let own = to.first_row + row + lane_id() % 4 * 2;
-    if GEGLU {
-        store_output(epilogue, to, gelu_by_exp(sum.x) * sum.z, column, own);
-        store_output(epilogue, to, gelu_by_exp(sum.y) * sum.w, column, own + 1);
-    } else {
-        store_output(epilogue, to, sum.x, column, own);
-        store_output(epilogue, to, sum.y, column, own + 1);
-        store_output(epilogue, to, sum.z, column + 8, own);
-        store_output(epilogue, to, sum.w, column + 8, own + 1);
+    store_output(change, epilogue, to, sum.x, sum.z, column, own);
+    store_output(change, epilogue, to, sum.y, sum.w, column, own + 1);
+    if !GEGLU {
+        store_output(change, epilogue, to, sum.z, 0.0, column + 8, own);
+        store_output(change, epilogue, to, sum.w, 0.0, column + 8, own + 1);
     }
 }

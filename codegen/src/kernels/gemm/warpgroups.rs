@@ -46,6 +46,7 @@ pub fn multiply_blocks<const ROWS: u32, H: Float>(
 #[kernel(block = T.ACROSS * 32 + 32, min_blocks = T.RESIDENT, dependent, dynamic_shared, cluster = T.SLICES, slots(
     side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
+    change(value: f32, at: u32) -> f32,
     epilogue(value: f32, at: u32) -> f32
 ))]
 pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
@@ -181,5 +182,5 @@ pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>
         fragments[n] = f32x4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3]);
     }
     let to = GemmOut::<O> { out, order, first_row, end: rows, outputs, by_stride };
-    store_sums(epilogue, x_ring, &fragments, to, first_output);
+    store_sums(change, epilogue, x_ring, &fragments, to, first_output);
 }

@@ -18,6 +18,7 @@
 //! Results that leave as int8 are rounded by blocks that have whole groups of 32. Where groups do not divide evenly among the SMs, all SMs have as many as each can have (SPREADS). What is left leaves as
 //! floats, and the product that reads it rounds those (LOOSE). So every SM reads weights for as long, and nobody waits for another block.
 
+pub mod adapter;
 pub mod formats;
 pub mod parts;
 mod product;
@@ -30,11 +31,15 @@ mod sums;
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
+use adapter::{
+    Adapted, AdapterPlaces, changes_of, clear_spent, clear_told, fetch_wide, narrow_values, pairs_before,
+    prefetch_narrow, seat_of_slot, send_narrow, slot_of_row, take_narrow,
+};
 use parts::{
     Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
     part_at, second_part_at,
 };
-pub use product::{LaunchShape, Product, Prologue};
+pub use product::{LaunchShape, Pairs, Product, Prologue};
 use prologue::{copy_norms, load_update, take_update, weigh};
 use slots::as_words;
 use steps::{lane_units, step_units, stretch_of};
@@ -193,6 +198,7 @@ pub fn matvec<
     const EVEN: bool,
     const RAGGED: bool,
     const EPSILON: f32,
+    const A: Adapted,
 >(
     codes: Weights<U32x4>,
     update_norm: Weights<f32>,
@@ -201,6 +207,7 @@ pub fn matvec<
     next_norm: Weights<f32>,
     out: Output<f32>,
     rows: u32,
+    adapter: AdapterPlaces,
 ) {
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
@@ -240,6 +247,9 @@ pub fn matvec<
     let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
     let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
+    // Of each warp, what lies between the halves of the adapters' pairs.
+    let narrow = shared::<f32>(if A.RANK > 0 { WARPS * pairs_before(A.HAS, 3) * A.RANK } else { 1 });
+    let told = shared::<u32>(if A.RANK > 0 { pairs_before(A.HAS, 3) * A.RANK } else { 4 });
     let units = K / UNIT;
 
     let lane = lane_id() % LANES;
@@ -279,8 +289,17 @@ pub fn matvec<
         }
     }
 
+    if A.RANK > 0 && !A.SEATED {
+        prefetch_narrow(1, adapter);
+    }
     grid_launch_dependents();
     grid_dependency_wait();
+    let mut slot = 0u32;
+    if A.RANK > 0 {
+        clear_spent(adapter);
+        clear_told(told);
+        slot = slot_of_row(adapter);
+    }
     if READY {
         // All of a thread's loads, then all of its stores: a store waits for its load, and loads behind it would wait too.
         let whole = K - LOOSE;
@@ -369,7 +388,24 @@ pub fn matvec<
             }
         }
     }
+    let mut seat = U32x2::ZERO;
+    if A.RANK > 0 {
+        // Behind the loads of the activations, which would wait for the slot as this does.
+        seat = seat_of_slot(slot, adapter);
+        if A.SEATED {
+            prefetch_narrow(seat.x, adapter);
+        }
+    }
+    let mut wide = regs(0u32, if A.RANK > 0 { (32 / LANES * ROWS + 3) / 4 * (A.RANK / 16) } else { 1 });
+    if A.RANK > 0 && seat.x > 0 && base < end {
+        fetch_wide(output_at(base, gap), rows, seat.x, adapter, &mut wide);
+    }
     barrier();
+    if A.RANK > 0 {
+        send_narrow(seat.x, adapter, x_words, x_scales);
+    }
+    let own_narrow = narrow.offset(if A.RANK > 0 { warp_id() * narrow_values() } else { 0 });
+    let mut has_narrow = false;
 
     // The norm's factor, which the results take, is computed when the first of them is there: until then a warp has better things to do.
     let mut after = 1.0f32;
@@ -465,10 +501,27 @@ pub fn matvec<
                     sums[r] = 0.0;
                 }
             }
+            let mut changes = f32x2(0.0, 0.0);
+            if A.RANK > 0 && seat.x > 0 {
+                if !has_narrow {
+                    take_narrow(after * f32::from_bits(seat.y), adapter, told, own_narrow);
+                    has_narrow = true;
+                }
+                changes = changes_of(here - own, own + output.min(outputs - 1), rows, &wide, own_narrow);
+                if has_next {
+                    fetch_wide(there - own, rows, seat.x, adapter, &mut wide);
+                }
+            }
             let place = base + own + output;
             if output < outputs && place < end {
                 let row = here + output;
-                let result = epilogue(join(value * after, up * after), row);
+                let mut first = value * after;
+                let mut second = up * after;
+                if A.RANK > 0 && seat.x > 0 {
+                    first = first + changes.x;
+                    second = second + changes.y;
+                }
+                let result = epilogue(join(first, second), row);
                 if SPREADS && place >= SHARE {
                     out[row - loose_first] = result;
                 } else if SHARE > 0 {

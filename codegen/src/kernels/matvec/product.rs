@@ -3,6 +3,7 @@
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
+use super::adapter::{Adapted, words_of};
 use super::formats::format;
 use super::{matvec, slots};
 use crate::kernels::NORM_EPSILON;
@@ -60,6 +61,50 @@ pub struct Product {
     pub epsilon: f32,
     /// Applied in order to each output.
     pub epilogue: Vec<&'static DeviceDef>,
+    /// What adapters add to its matrices.
+    pub adapted: Option<Pairs>,
+}
+
+/// The pairs of a product's matrices, in the order of the matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairs {
+    /// A multiple of 16.
+    pub rank: u32,
+    /// Rows of each matrix, and whether it has a pair; three at most, of which one has.
+    pub matrices: Vec<(u32, bool)>,
+    /// Each row has those of its sequence's seat.
+    pub seated: bool,
+}
+
+impl Pairs {
+    /// Numbers between the halves.
+    pub fn narrow_values(&self) -> u32 {
+        self.rank * self.matrices.iter().filter(|(_, has)| *has).count() as u32
+    }
+
+    /// Words that its blocks send each other, of a product of rows of `k` values.
+    pub fn words(&self, k: u32) -> u32 {
+        self.narrow_values() * words_of(k)
+    }
+
+    /// The first row of that matrix; all rows, where there are not so many.
+    pub fn start(&self, matrix: usize) -> u32 {
+        self.matrices.iter().take(matrix).map(|(rows, _)| rows).sum()
+    }
+
+    /// A bit for each matrix that has a pair.
+    pub fn has(&self) -> u32 {
+        self.matrices.iter().enumerate().map(|(at, (_, has))| u32::from(*has) << at).sum()
+    }
+
+    fn config(of: Option<&Pairs>) -> Adapted {
+        match of {
+            None => Adapted { RANK: 0, HAS: 0, SECOND: 0, THIRD: 0, SEATED: false },
+            Some(of) => {
+                Adapted { RANK: of.rank, HAS: of.has(), SECOND: of.start(1), THIRD: of.start(2), SEATED: of.seated }
+            }
+        }
+    }
 }
 
 /// The compile-time parameters of a product, and its grid.
@@ -116,6 +161,7 @@ impl Product {
             loose,
             epsilon,
             epilogue,
+            adapted: None,
         }
     }
 
@@ -194,6 +240,7 @@ impl Product {
             EVEN: self.is_even(shape),
             RAGGED: self.is_even(shape) && self.is_ragged(shape),
             EPSILON: self.epsilon,
+            A: Pairs::config(self.adapted.as_ref()),
             side: format.side,
             dot: match (self.is_joined(), self.unbounded) {
                 (true, _) => format.lane_dot,

@@ -72,6 +72,7 @@ pub fn keep_rows_of_tile<
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
+    change(value: f32, at: u32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -224,7 +225,10 @@ pub fn rows_matvec<
                 let row = first + i;
                 if lane < lane_outputs && output < outputs && row < rows {
                     let after = factors[i];
-                    out[row * outputs + output] = epilogue(join(value * after, up * after), row * by_stride + output);
+                    let own = row * (if PAIRED { 2 * outputs } else { outputs }) + output;
+                    let first = change(value * after, own);
+                    let second = if PAIRED { change(up * after, own + outputs) } else { 0.0 };
+                    out[row * outputs + output] = epilogue(join(first, second), row * by_stride + output);
                 }
             }
         }

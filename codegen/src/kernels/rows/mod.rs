@@ -23,8 +23,9 @@ pub mod tiling;
 pub mod warp_tile;
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
+use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments, SlotKey};
 
+use crate::kernels::adapter;
 use crate::kernels::matvec::formats::{format, side_arguments};
 use crate::kernels::matvec::{LaunchShape, slots};
 use crate::kernels::planes::planes;
@@ -135,6 +136,7 @@ impl Product {
         self.check()?;
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
+        let change = if self.one.adapted.is_some() { vec![adapter::widened::DEF] } else { vec![] };
         match (shape, TensorFormat::of(self.one.dtype)) {
             (shape, _) if self.leaves_panels && !shape.can_leave_panels(self.one.outputs) => Err(RowsError::Panels),
             (Shape::Tiles(_), _) if self.order != SumOrder::Matvec => Err(RowsError::Order),
@@ -227,6 +229,7 @@ impl Product {
                             start: vec![tensor.start],
                             whole: tensor.whole,
                             factors: vec![tensor.factors],
+                            change,
                             join,
                             epilogue,
                         }
@@ -261,6 +264,7 @@ impl Product {
                     (false, true) => format.fine_dot,
                     (false, false) => format.dot,
                 },
+                change,
                 join,
                 epilogue: self.one.epilogue.clone(),
             }
@@ -284,7 +288,7 @@ impl Product {
         shape: Shape,
         given: Given<M>,
         plane: impl Fn(&'static str) -> M,
-        epilogue: Vec<Filled<M>>,
+        (change, epilogue): (Option<Filled<M>>, Vec<Filled<M>>),
     ) -> LaunchArguments<M> {
         let Given { x, xscale, xsum, fine, fine_sums, factor, out, to_codes, to_scales, to_sums, unused, .. } = given;
         let Given { x_stride, by_stride, .. } = given;
@@ -342,6 +346,8 @@ impl Product {
                 (arguments.with_slot(cores::rows_matvec::slot::side, side), cores::rows_matvec::slot::epilogue)
             }
         };
-        epilogue.into_iter().fold(arguments, |arguments: LaunchArguments<M>, filled| arguments.with_slot(slot, filled))
+        let of_change = SlotKey { kernel: slot.kernel, ..cores::rows_matvec::slot::change };
+        let filled = epilogue.into_iter().map(|filled| (slot, filled)).chain(change.map(|filled| (of_change, filled)));
+        filled.fold(arguments, |arguments: LaunchArguments<M>, (slot, filled)| arguments.with_slot(slot, filled))
     }
 }

@@ -6,6 +6,7 @@
 
 use gemma4c_dsl::prelude::*;
 
+use super::warp_tile::finished;
 use crate::kernels::quantise::quantise4;
 
 /// Values from a row of a panel to the next: four more than a group has, so that a warp's writes go to different banks.
@@ -21,7 +22,11 @@ pub fn held_panel() -> u32 {
 }
 
 /// Holds the results of eight rows of activations from row `row` on, and of the eight outputs from `base` on, which are the `eighth` of their group: zeros where there are none.
-#[device(slots(join(value: f32, up: f32) -> f32, epilogue(value: f32, row: u32) -> f32))]
+#[device(slots(
+    change(value: f32, at: u32) -> f32,
+    join(value: f32, up: f32) -> f32,
+    epilogue(value: f32, row: u32) -> f32
+))]
 pub fn hold_results<const FACTORED: bool>(
     value: F32x4,
     base: u32,
@@ -41,10 +46,11 @@ pub fn hold_results<const FACTORED: bool>(
     }
     let mut joined = f32x2(0.0, 0.0);
     if first < rows && output < outputs {
-        joined.x = epilogue(join(value.x * by.x, value.z * by.x), first * by_stride + output);
+        joined.x = finished(change, join, epilogue, value.x * by.x, value.z * by.x, output, outputs, first, by_stride);
     }
     if first + 1 < rows && output < outputs {
-        joined.y = epilogue(join(value.y * by.y, value.w * by.y), (first + 1) * by_stride + output);
+        joined.y =
+            finished(change, join, epilogue, value.y * by.y, value.w * by.y, output, outputs, first + 1, by_stride);
     }
     let to = lane_id() % 4 * (2 * held_stride()) + eighth * 8 + lane_id() / 4;
     held[to] = joined.x;

@@ -13,6 +13,7 @@ use super::warp_tile::{end_stretch, lane_places, leave_results, leave_stretch, m
     start(sum: i32) -> i32,
     whole(first: i32, second: i32, factors: U32x4) -> f32,
     factors(side: U32x4, number: u32) -> U32x4,
+    change(value: f32, at: u32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -246,7 +247,7 @@ pub fn rows_tiles_in_steps<
                 for n in 0..EIGHTS {
                     let value = f32x4(values[n * 4], values[n * 4 + 1], values[n * 4 + 2], values[n * 4 + 3]);
                     let row = first + (split * EIGHTS + n) * 8;
-                    leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                    leave_results(change, join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
                 }
             } else {
                 leave_stretch(&mut values, to, sums);
@@ -254,7 +255,7 @@ pub fn rows_tiles_in_steps<
                 if own < EIGHTS {
                     let value = results_of_stretches((set * OWN * EIGHTS + own) * 32 + lane_id(), EIGHTS * 32, sums);
                     let row = first + (split * EIGHTS + own) * 8;
-                    leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                    leave_results(change, join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
                 }
             }
             run = 0;

@@ -19,6 +19,7 @@ use super::warp_tile::{end_stretch, lane_places, leave_results, leave_stretch, m
     start(sum: i32) -> i32,
     whole(first: i32, second: i32, factors: U32x4) -> f32,
     factors(side: U32x4, number: u32) -> U32x4,
+    change(value: f32, at: u32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -269,10 +270,13 @@ pub fn rows_tiles<
                             let panel = held.offset((of_groups * EIGHTS + n) * held_panel());
                             let eighth = group % 4;
                             hold_results(
-                                join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor, panel,
+                                change, join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor,
+                                panel,
                             );
                         } else {
-                            leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                            leave_results(
+                                change, join, epilogue, value, output, outputs, row, rows, by_stride, factor, out,
+                            );
                         }
                     }
                 } else {
@@ -291,10 +295,13 @@ pub fn rows_tiles<
                             let panel = held.offset((of_groups * EIGHTS + own) * held_panel());
                             let eighth = group % 4;
                             hold_results(
-                                join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor, panel,
+                                change, join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor,
+                                panel,
                             );
                         } else {
-                            leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                            leave_results(
+                                change, join, epilogue, value, output, outputs, row, rows, by_stride, factor, out,
+                            );
                         }
                     }
                     warp_barrier();

@@ -369,8 +369,24 @@ pub fn results_of_stretches(at: u32, apart: u32, sums: Shared<F32x4>) -> F32x4 {
     )
 }
 
+/// A result of row `row` of the activations: of an output, or of what it is joined to.
+#[device(slots(
+    change(value: f32, at: u32) -> f32,
+    join(value: f32, up: f32) -> f32,
+    epilogue(value: f32, row: u32) -> f32
+))]
+pub fn finished<const PAIRED: bool>(value: f32, up: f32, output: u32, outputs: u32, row: u32, by_stride: u32) -> f32 {
+    let own = row * (if PAIRED { 2 * outputs } else { outputs }) + output;
+    let second = if PAIRED { change(up, own + outputs) } else { 0.0 };
+    epilogue(join(change(value, own), second), row * by_stride + output)
+}
+
 /// Writes the results of eight rows of activations, from row `row` on: the lane's rows g and g + 8 of the weights, or what they are joined to. `base` is the first output of the 16.
-#[device(slots(join(value: f32, up: f32) -> f32, epilogue(value: f32, row: u32) -> f32))]
+#[device(slots(
+    change(value: f32, at: u32) -> f32,
+    join(value: f32, up: f32) -> f32,
+    epilogue(value: f32, row: u32) -> f32
+))]
 pub fn leave_results<const PAIRED: bool, const FACTORED: bool>(
     value: F32x4,
     base: u32,
@@ -388,18 +404,20 @@ pub fn leave_results<const PAIRED: bool, const FACTORED: bool>(
     if FACTORED {
         by = f32x2(factor[first.min(rows - 1)], factor[(first + 1).min(rows - 1)]);
     }
+    let own = first * outputs;
     if first < rows && lower < outputs {
-        let up = if PAIRED { value.z * by.x } else { 0.0 };
-        out[first * outputs + lower] = epilogue(join(value.x * by.x, up), first * by_stride + lower);
+        out[own + lower] =
+            finished(change, join, epilogue, value.x * by.x, value.z * by.x, lower, outputs, first, by_stride);
     }
     if first + 1 < rows && lower < outputs {
-        let up = if PAIRED { value.w * by.y } else { 0.0 };
-        out[(first + 1) * outputs + lower] = epilogue(join(value.y * by.y, up), (first + 1) * by_stride + lower);
+        out[own + outputs + lower] =
+            finished(change, join, epilogue, value.y * by.y, value.w * by.y, lower, outputs, first + 1, by_stride);
     }
     if !PAIRED && first < rows && upper < outputs {
-        out[first * outputs + upper] = epilogue(join(value.z * by.x, 0.0), first * by_stride + upper);
+        out[own + upper] = finished(change, join, epilogue, value.z * by.x, 0.0, upper, outputs, first, by_stride);
     }
     if !PAIRED && first + 1 < rows && upper < outputs {
-        out[(first + 1) * outputs + upper] = epilogue(join(value.w * by.y, 0.0), (first + 1) * by_stride + upper);
+        out[own + outputs + upper] =
+            finished(change, join, epilogue, value.w * by.y, 0.0, upper, outputs, first + 1, by_stride);
     }
 }
