@@ -26,9 +26,9 @@ struct Problem {
 }
 
 /// A launch of few rows.
-const FEW: Shape = Shape { rows: 8, across: 2, held: 1, stages: 2, x_stages: 0, resident: 0 };
+const FEW: Shape = Shape { rows: 8, across: 2, held: 1, stages: 2, x_stages: 2, x_parts: 2, resident: 0 };
 /// A launch of many, by warpgroups.
-const MANY: Shape = Shape { rows: 32, across: 4, held: 1, stages: 3, x_stages: 2, resident: 1 };
+const MANY: Shape = Shape { rows: 32, across: 4, held: 1, stages: 3, x_stages: 2, x_parts: 1, resident: 1 };
 
 fn of(dtype: DType, outputs: u32, k: u32) -> Gemm {
     Gemm {
@@ -215,8 +215,16 @@ pub fn shapes() -> Vec<Case> {
         Problem::new(of(DType::F8, 19, 96), [7, 5]).case(FEW),
         Problem::new(with_add, [7, 5]).case(FEW),
         Problem::new(q8(70, 160), [9, 9]).case(Shape { rows: 16, across: 4, ..FEW }),
-        Problem::new(q4(40, 1024), [8, 8]).case(Shape { held: 2, across: 1, stages: 4, ..FEW }),
-        Problem::new(q8(40, 1152), [5, 5]).case(Shape { held: 1, across: 2, stages: 3, ..FEW }),
+        // All activations of the slices at once, and in two parts that take turns.
+        Problem::new(q4(40, 1024), [8, 8]).case(Shape {
+            held: 2,
+            across: 1,
+            stages: 4,
+            x_stages: 4,
+            x_parts: 1,
+            ..FEW
+        }),
+        Problem::new(q8(40, 1152), [5, 5]).case(Shape { held: 1, across: 2, stages: 3, x_stages: 2, ..FEW }),
         Problem::new(gated(q8(24, 2048)), [20, 17]).case(Shape { rows: 16, held: 2, ..wide }),
         Problem::new(gated(q4(40, 128)), [33, 33]).case(Shape { rows: 32, ..wide }),
         Problem::new(q4(70, 256), [70, 67]).case(Shape { rows: 64, ..wide }),

@@ -66,6 +66,9 @@ pub fn entries() -> Vec<Case> {
         routing(of(96, 16, 4, bf16.and(floats)), 35, 31, 1),
         routing(of(96, 16, 4, Outputs::F16), 5, 4, 2),
         routing(of(96, 16, 4, int8), 5, 5, 2),
+        // Two experts to a warp.
+        routing(of(96, 20, 4, bf16), 35, 31, 2),
+        routing(of(1056, 40, 8, bf16), 20, 20, 3),
         // Eleven warps, each with whole chunks of a row, in three blocks.
         routing(of(1408, 24, 4, int8.and(floats)), 1, 1, 3),
         routing(of(1408, 24, 4, int8), 2, 2, 3),
@@ -231,9 +234,13 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     // Beside what sums of f32 are off by, what an f32 as large as the massive channel is.
     let off = 2e-5 + massive.unwrap_or(0.0) * 2e-7;
     let close = Bound::Within { absolute: off, relative: off };
-    // So many that all blocks may be clusters; or so few that a block has four rows, where there are so many.
+    // So many that all blocks may be clusters; or so few that a block has four rows, where there are so many, and a warp
+    // two experts, where there are more.
     let all_blocks = rows as u32 * router.split_blocks();
-    let multiprocessors = if router.max_cluster > 1 { all_blocks * 2 } else { all_blocks.div_ceil(4) };
+    let multiprocessors = match router.max_cluster {
+        1 => all_blocks.div_ceil(if rows > 16 { 16 } else { 4 }),
+        _ => all_blocks * 2,
+    };
     let (name, instance, grid) = match blocks {
         1 => {
             let tile = router.many_rows(rows as u32, 1, SHARED_BYTES);

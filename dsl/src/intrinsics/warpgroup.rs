@@ -54,14 +54,18 @@ fn accumulate(sums: &mut [f32], thread: &Thread, operands: &Operands) {
         values[line * DEPTH..].first_chunk().expect("a whole line")
     }
     let rows = [0, 8].map(|below| line(&operands.left, 16 * warp + g + below));
-    // Four sums together, since each waits for its last addition.
+    // Four sums together, since each waits for its last addition. As in `float_mma`, the order within a product is of no
+    // account: a product of two 16-bit floats is exact in f32, and their sum is rounded once.
     for (eight, sums) in sums.chunks_exact_mut(4).enumerate() {
         let columns = [0, 1].map(|right| line(&operands.right, eight * 8 + 2 * t + right));
+        let mut exact = [0, 1, 2, 3].map(|at| f64::from(sums[at]));
         for k in 0..DEPTH {
-            for (at, sum) in sums.iter_mut().enumerate() {
-                // A product of two bf16 is exact in f32: it does not matter whether it is rounded before the sum.
-                *sum += rows[at / 2][k] * columns[at % 2][k];
+            for (at, sum) in exact.iter_mut().enumerate() {
+                *sum += f64::from(rows[at / 2][k] * columns[at % 2][k]);
             }
+        }
+        for (sum, exact) in sums.iter_mut().zip(exact) {
+            *sum = exact as f32;
         }
     }
 }

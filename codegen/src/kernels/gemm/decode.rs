@@ -1,5 +1,6 @@
 //! Codes to bf16 or f16, in the order in which tensor cores take them: lane q of a quad has values `2 q`, `2 q + 1`,
-//! `2 q + 8` and `2 q + 9` of each product of 16.
+//! `2 q + 8` and `2 q + 9` of each product of 16; or, where whoever multiplies has activations in that order too, the
+//! four neighbours from `4 q` on (NEAR), which are one word of codes.
 //!
 //! Of types whose codes can be picked apart (RAW) a lane reads the words that have its values, and decodes nothing
 //! else. Of the others it decodes a unit of its own, eight values at a time, and the quad exchanges them.
@@ -102,11 +103,18 @@ pub fn unit_place<const UNIT: u32>(i: u32, unit: u32) -> u32 {
     i * 8 * row_words(UNIT) + unit * 4
 }
 
-/// Bytes `2 q`, `2 q + 1`, `2 q + 8` and `2 q + 9` of a unit, in the order of `selector`: 0, 1, 4 and 5 stand for them.
+/// This lane's four bytes of a unit, in the order of `selector`: 0, 1, 4 and 5 stand for them.
 #[device]
-pub fn own_bytes<const UNIT: u32>(codes: Shared<u32>, i: u32, unit: u32, selector: u32) -> u32 {
+pub fn own_bytes<const UNIT: u32, const NEAR: bool>(codes: Shared<u32>, i: u32, unit: u32, selector: u32) -> u32 {
     let at = unit_place(i, unit);
-    byte_perm(codes[at], codes[at + 2], selector + lane_id() % 2 * 0x2222)
+    let mut bytes = codes[at];
+    if NEAR {
+        // Bytes 4 and 5 are 2 and 3 of the word.
+        bytes = if selector == 0x5140 { byte_perm(bytes, 0, 0x3120) } else { bytes };
+    } else {
+        bytes = byte_perm(bytes, codes[at + 2], selector + lane_id() % 2 * 0x2222);
+    }
+    bytes
 }
 
 /// Both scales of a word of row `i`: those of block `block` and its neighbour.
@@ -133,22 +141,34 @@ pub fn of_bytes<const UNIT: u32>(ring: GemmRing, i: u32, block: u32) -> U32x4 {
 
 /// The same of 16-bit floats.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn of_halves<const UNIT: u32>(codes: Shared<u32>, i: u32, block: u32) -> U32x4 {
+pub fn of_halves<const UNIT: u32, const NEAR: bool>(codes: Shared<u32>, i: u32, block: u32) -> U32x4 {
     let at = unit_place(i, block * 4);
-    decode(u32x4(codes[at], codes[at + 4], codes[at + 8], codes[at + 12]), U32x4::ZERO, 0, 0)
+    let words = if NEAR {
+        words_of(load::<U32x2>(codes, at), load::<U32x2>(codes, at + 8))
+    } else {
+        u32x4(codes[at], codes[at + 4], codes[at + 8], codes[at + 12])
+    };
+    decode(words, U32x4::ZERO, 0, 0)
 }
 
 /// The same of f32.
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
-pub fn of_floats<const UNIT: u32>(codes: Shared<u32>, i: u32, block: u32) -> U32x4 {
-    let at = unit_place(i, block * 8);
-    let a = load::<U32x2>(codes, at);
-    let b = load::<U32x2>(codes, at + 8);
-    let c = load::<U32x2>(codes, at + 16);
-    let d = load::<U32x2>(codes, at + 24);
-    let first = decode(u32x4(a.x, a.y, b.x, b.y), U32x4::ZERO, 0, 0);
-    let second = decode(u32x4(c.x, c.y, d.x, d.y), U32x4::ZERO, 0, 0);
+pub fn of_floats<const UNIT: u32, const NEAR: bool>(codes: Shared<u32>, i: u32, block: u32) -> U32x4 {
+    let first = decode(own_floats(codes, unit_place(i, block * 8)), U32x4::ZERO, 0, 0);
+    let second = decode(own_floats(codes, unit_place(i, block * 8 + 4)), U32x4::ZERO, 0, 0);
     u32x4(first.x, first.y, second.x, second.y)
+}
+
+/// This lane's four floats of a product.
+#[device]
+pub fn own_floats<const NEAR: bool>(codes: Shared<u32>, at: u32) -> U32x4 {
+    if NEAR { load::<U32x4>(codes, at) } else { words_of(load::<U32x2>(codes, at), load::<U32x2>(codes, at + 8)) }
+}
+
+/// Two pairs of words as one vector.
+#[device]
+pub fn words_of(low: U32x2, high: U32x2) -> U32x4 {
+    u32x4(low.x, low.y, high.x, high.y)
 }
 
 /// The left operands of products `2 block` and `2 block + 1` of a step, four words each.

@@ -23,8 +23,18 @@ const MOST_SLICES: u32 = 8;
 const BUSY_WARPS: u32 = 1024;
 /// Steps of a slice, at least: shorter ones spend more time on their sums than on their products.
 const SLICE_STEPS: u32 = 4;
-/// Bytes of shared memory that a block's stages may take: three such blocks share an SM.
-const BLOCK_BYTES: u32 = 56 << 10;
+/// Warps of a block that multiply, each for itself, at most; and of one for sorted pairs.
+const BLOCK_WARPS: u32 = 16;
+const PAIR_WARPS: u32 = 8;
+/// Blocks of a cluster of them, at most.
+const MOST_CLUSTER_BLOCKS: u32 = 2;
+/// Warps that an SM may have as well as one.
+const FEW_WARPS: u32 = 4;
+/// Bytes of shared memory that the codes of such a warp, and the activations of a block of them, may take.
+const CODE_BYTES_OF_WARP: u32 = 6 << 10;
+/// The same of pairs, whose activations are as many bytes: two of their blocks share an SM.
+const CODE_BYTES_OF_PAIRS: u32 = 4 << 10;
+const X_BYTES: u32 = 124 << 10;
 /// Rows of activations of a tile, at most.
 pub const MOST_ROWS: u32 = 128;
 /// The same of tiles of warpgroups.
@@ -89,15 +99,19 @@ pub struct Shape {
     pub across: u32,
     /// Slices of a block; the others are in the other blocks of its cluster.
     pub held: u32,
-    /// Steps in shared memory, of activations and of codes; by warpgroups, of codes alone.
+    /// Steps of codes in shared memory.
     pub stages: u32,
-    /// Steps of activations there, by warpgroups.
+    /// Steps of activations there; by warps, of each part.
     pub x_stages: u32,
+    /// Parts of the activations, by warps.
+    pub x_parts: u32,
     /// Blocks of warpgroups that share an SM. 0: warps multiply, each for itself.
     pub resident: u32,
 }
 
 impl Shape {
+    const BY_WARPS: Shape = Shape { rows: 8, across: 1, held: 1, stages: 2, x_stages: 1, x_parts: 1, resident: 0 };
+
     /// Its words where a plan tells its reasons.
     pub fn describe(&self, slices: u32) -> String {
         let cluster = slices / self.held;
@@ -113,11 +127,6 @@ impl Shape {
     /// Bytes of a step of codes and scales in shared memory.
     fn code_bytes_of_step(&self, dtype: DType) -> u32 {
         self.held * self.across * (16 * row_words(format(dtype).unit) * 4 + 128)
-    }
-
-    /// Bytes of a step in shared memory, where warps multiply.
-    fn shared_bytes_of_step(&self, dtype: DType) -> u32 {
-        self.held * self.rows * row_stride() * 2 + self.code_bytes_of_step(dtype)
     }
 }
 
@@ -142,29 +151,58 @@ impl Gemm {
         by_warpgroups.unwrap_or_else(|| self.shape_by_warps(rows, cluster, target))
     }
 
-    /// The lowest tile that holds the rows, with as many slices in a block as four warps can have.
+    /// The lowest tile that holds the rows. Of its blocks those that leave the busiest SM the fewest warps; of equal
+    /// ones those that hold all of their activations, then those with the fewest in a cluster, then the largest: their
+    /// activations are read least often.
     fn shape_by_warps(&self, rows: u32, cluster: u32, target: &Target) -> Shape {
         let slices = self.slices();
         let tables = decode_of(self.dtype, self.k, self.operands).table_bytes();
-        let fits = |shape: &Shape| {
-            shape.stages * shape.shared_bytes_of_step(self.dtype) + tables <= target.shared_bytes_per_block - 1024
+        let fits = |shape: &Shape| self.shared_bytes_by_warps(shape) + tables <= target.shared_bytes_per_block - 1024;
+        let of = |height: u32, across: u32, held: u32| {
+            let shape = Shape { rows: height, across, held, ..Shape::BY_WARPS };
+            // As many bytes of codes in flight as keep the memory busy, whoever else is on the SM.
+            let bytes = across * held * if self.pairs > 0 { CODE_BYTES_OF_PAIRS } else { CODE_BYTES_OF_WARP };
+            let most = (bytes / shape.code_bytes_of_step(self.dtype)).clamp(3, 8);
+            let all = (2..=most).rev().flat_map(move |stages| self.parts(Shape { stages, ..shape }));
+            all.into_iter().find(&fits)
         };
-        let shape = |height: u32| {
-            let wanted = if height <= 16 { slices.min(4) } else { 1 };
-            let held = wanted.max(slices / cluster.max(1));
-            Shape { rows: height, across: (4 / held).max(1), held, stages: 0, x_stages: 0, resident: 0 }
-        };
-        // As many bytes of codes in flight as keep the memory busy, whoever else is on the SM.
-        let stages = |shape: Shape| {
-            let of_step = shape.shared_bytes_of_step(self.dtype);
-            let most = (BLOCK_BYTES / of_step).clamp(3, 8);
-            (2..=most).rev().map(move |stages| Shape { stages, ..shape })
+        let best_of = |height: u32| {
+            // More blocks of a cluster would leave SMs of each GPC without any.
+            let most = cluster.clamp(1, MOST_CLUSTER_BLOCKS);
+            let held_slices = [1, 2, 4, 8].into_iter().filter(|held| slices % held == 0 && slices / held <= most);
+            let blocks = held_slices.flat_map(|held| (1..=BLOCK_WARPS / held).map(move |across| (held, across)));
+            let usual = |(held, across): &(u32, u32)| self.pairs == 0 || held * across == PAIR_WARPS;
+            let shapes = blocks.filter(usual).filter_map(|(held, across)| of(height, across, held));
+            let busiest = |shape: &Shape| {
+                let blocks: u32 = self.grid(*shape, rows).iter().product();
+                let warps = blocks.div_ceil(target.multiprocessors) * shape.across * shape.held;
+                (warps.max(FEW_WARPS), shape.x_parts, slices / shape.held, u32::MAX - shape.across)
+            };
+            // Pairs are many more blocks than SMs: each has as many slices as it can, so that none waits for a cluster.
+            let of_pairs = |shape: &Shape| (0, 0, slices / shape.held, 0);
+            shapes.min_by_key(|shape| if self.pairs > 0 { of_pairs(shape) } else { busiest(shape) })
         };
         let heights = [128, 64, 32, 16, 8];
         let lowest = heights.iter().rev().copied().find(|height| *height >= rows).unwrap_or(MOST_ROWS);
-        let all = heights.iter().filter(|height| **height <= lowest);
-        let smallest = Shape { stages: 2, ..shape(8) };
-        all.flat_map(|height| stages(shape(*height))).find(fits).unwrap_or(smallest)
+        let all = heights.into_iter().filter(|height| *height <= lowest);
+        all.filter_map(best_of).next().unwrap_or(Shape { held: slices, ..Shape::BY_WARPS })
+    }
+
+    /// The shape with all activations of its slices in shared memory, if they are few, and with two parts of them.
+    fn parts(&self, shape: Shape) -> Vec<Shape> {
+        let steps = self.k.div_ceil(STEP).div_ceil(self.slices());
+        let of_step = shape.held * shape.rows * STEP * 2;
+        // Pairs wait for their first part: nothing of theirs is known before the launch.
+        let x_bytes = if self.pairs > 0 { 0 } else { X_BYTES };
+        let x_stages = (x_bytes / (2 * of_step)).max(shape.stages - 1);
+        let two = Shape { x_stages, x_parts: 2, ..shape };
+        let whole = Shape { x_stages: steps, x_parts: 1, ..shape };
+        if steps * of_step <= x_bytes || steps <= x_stages { vec![whole, two] } else { vec![two] }
+    }
+
+    fn shared_bytes_by_warps(&self, shape: &Shape) -> u32 {
+        let row = row_stride(shape.x_stages, is_raw(self.dtype, self.k));
+        shape.x_parts * shape.held * shape.rows * row * 2 + shape.stages * shape.code_bytes_of_step(self.dtype)
     }
 
     /// Of tiles with a slice in a block the one whose blocks take the fewest clocks; `None` where there are no
@@ -176,7 +214,7 @@ impl Gemm {
         }
         let of = |height: u32, x_stages: u32, across: u32, resident: u32| {
             let registers = height / 2 + 32 + OTHER_REGISTERS;
-            let shape = Shape { rows: height, across, held: 1, stages: 0, x_stages, resident };
+            let shape = Shape { rows: height, across, held: 1, stages: 0, x_stages, x_parts: 1, resident };
             let bytes = (target.shared_bytes_per_multiprocessor / resident - 1024).min(target.shared_bytes_per_block);
             let tables = decode_of(self.dtype, self.k, self.operands).table_bytes();
             let beside = x_stages * height * 256 + 1024 + tables;
@@ -242,6 +280,8 @@ impl Gemm {
             HELD: shape.held,
             STAGES: shape.stages,
             X_STAGES: shape.x_stages,
+            X_PARTS: shape.x_parts,
+            NEAR: raw && shape.resident == 0,
             RESIDENT: shape.resident,
             PAIRS: self.pairs,
         };

@@ -80,10 +80,12 @@ pub fn copied_thin_place<const UNIT: u32>(ring: GemmRing) -> GemmRing {
 
 /// A warp's ring from where a lane reads what it decodes: the words that have its values, or a unit.
 #[device(thin(read_thin_place))]
-pub fn read_place<const UNIT: u32, const RAW: bool, const SCALED: bool>(ring: GemmRing) -> GemmRing {
+pub fn read_place<const UNIT: u32, const RAW: bool, const NEAR: bool, const SCALED: bool>(ring: GemmRing) -> GemmRing {
     let quad = lane_id() % 4;
     let mut word = quad * 4;
-    if RAW {
+    if RAW && NEAR {
+        word = if UNIT >= 16 { quad } else { quad * (16 / UNIT) };
+    } else if RAW {
         word = if UNIT >= 16 { quad / 2 } else { quad * (8 / UNIT) };
     }
     staged(ring, lane_id() / 4 * row_words(UNIT) + word, if SCALED { lane_id() / 4 * 2 } else { 0 })

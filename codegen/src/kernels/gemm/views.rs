@@ -21,8 +21,13 @@ pub struct GemmTile {
     pub SLICES: u32,
     pub HELD: u32,
     pub STAGES: u32,
-    /// Steps of activations in shared memory, where they have a ring of their own.
+    /// Steps of activations in shared memory: by warpgroups, of their ring; by warps, of each of X_PARTS parts.
     pub X_STAGES: u32,
+    /// Parts of the activations in shared memory, by warps: one that holds all of a slice, or two that take turns.
+    pub X_PARTS: u32,
+    /// A lane has four neighbouring values of each product: those that a tensor core wants from lane q are
+    /// `2 q`, `2 q + 1`, `2 q + 8` and `2 q + 9`, but the order within the 16 changes no bit of a sum.
+    pub NEAR: bool,
     /// Blocks that share an SM, at least.
     pub RESIDENT: u32,
     /// Rows are pairs of a row and an expert, sorted by expert, of which so many neighbouring ones share a row of x. 0:

@@ -2,7 +2,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::decode::{decode_and_exchange, decode_block};
+use super::decode::{decode_and_exchange, decode_block, words_of};
 use super::sums::{GemmOut, store_sums};
 use super::tile::{
     aim_own_rows, copied_place, copy_weights, first_step, load_sides, own_rows, read_place, row_words, staged,
@@ -11,70 +11,90 @@ use super::tile::{
 use super::views::{GemmRing, GemmRows, GemmTile, GemmWeights};
 use crate::kernels::attention::tensor::tensor_product;
 
-/// Values from a row of a step in shared memory to the next: 16 bytes more than it has, so that eight rows lie in
-/// different banks.
+/// Values from a row of a part of the activations in shared memory to the next: as many more than it has that what the
+/// lanes of a warp read together lies in different banks.
 #[device]
-pub fn row_stride() -> u32 {
-    136
+pub fn row_stride(steps: u32, near: bool) -> u32 {
+    steps * 128 + if near { 16 } else { 8 }
 }
 
-/// Fills the rows of all stages that the batch does not have with zeros, by the warps of a slice: nobody copies them.
+/// Fills the rows of a slice's parts that the batch does not have with zeros, by the warps of the slice: nobody copies
+/// them.
 #[device]
-pub fn clear_absent_rows<const ROWS: u32, const ACROSS: u32, const STAGES: u32, H: Float>(
-    ring: Shared<H>,
-    stage_values: u32,
+pub fn clear_absent_rows<const ROWS: u32, const ACROSS: u32, const X_PARTS: u32, H: Float>(
+    parts: Shared<H>,
+    part_values: u32,
+    stride: u32,
     present: u32,
 ) {
-    let pieces = row_stride() / 8;
-    for at in (present * pieces + thread_idx() % (ACROSS * 32)..ROWS * pieces).by(ACROSS * 32) {
+    for at in ((present * stride + thread_idx() % (ACROSS * 32) * 8)..ROWS * stride).by(ACROSS * 256) {
         #[unroll]
-        for stage in 0..STAGES {
-            store(ring, stage * stage_values + at * 8, U32x4::ZERO);
+        for part in 0..X_PARTS {
+            store(parts, part * part_values + at, U32x4::ZERO);
         }
     }
 }
 
-/// Issues the copies of a step's activations, by the warps of its slice; zeros past the end of K.
+/// Issues the copies of a part of the activations, by the warps of its slice: of `steps` steps from `step` on, zeros
+/// past the end of K.
 #[device]
-pub fn copy_activations_of_step<const WHOLE: bool, const ROWS: u32, const ACROSS: u32, const PAIRS: u32, H: Float>(
-    ring: Shared<H>,
+pub fn copy_part_of_activations<
+    const WHOLE: bool,
+    const ACROSS: u32,
+    const PAIRS: u32,
+    const X_STAGES: u32,
+    const NEAR: bool,
+    H: Float,
+>(
+    part: Shared<H>,
     rows: GemmRows<H>,
     first_row: u32,
     end: u32,
     step: u32,
+    steps: u32,
     k: u32,
 ) {
-    let threads = ACROSS * 32;
-    let thread = thread_idx() % threads;
-    #[unroll]
-    for i in 0..(ROWS * 16 + threads - 1) / threads {
-        let row = (thread + i * threads) / 16;
-        let piece = (thread + i * threads) % 16;
-        if row < ROWS && first_row + row < end {
-            let to = row * row_stride() + piece * 8;
-            let place = step * 16 + piece;
-            if WHOLE || place < k / 8 {
+    let pieces = X_STAGES * 16;
+    let last = k / 8 - step * 16;
+    let all = (end - first_row) * pieces;
+    // Every block begins elsewhere: if all asked for the same lines at once, one slice of L2 would serve them.
+    let start = block_idx_y() * 64 % all;
+    for number in (thread_idx() % (ACROSS * 32)..all).by(ACROSS * 32) {
+        let at = if number + start < all { number + start } else { number + start - all };
+        let row = at / pieces;
+        let piece = at % pieces;
+        if piece < steps * 16 {
+            let to = row * row_stride(X_STAGES, NEAR) + piece * 8;
+            if WHOLE || piece < last {
                 let mut from = first_row + row;
                 if PAIRS > 0 {
                     from = rows.order[from] / PAIRS.max(1);
                 }
-                cp_async16(ring, to, rows.x, from * k + place * 8);
+                cp_async16(part, to, rows.x, from * k + (step * 16 + piece) * 8);
             } else {
-                store(ring, to, U32x4::ZERO);
+                store(part, to, U32x4::ZERO);
             }
         }
     }
 }
 
-/// Multiplies a step.
+/// Where a lane reads its part of the first rows of activations from.
+#[device]
+pub fn read_x_place<const X_STAGES: u32, const NEAR: bool, H: Float>(x: Shared<H>) -> Shared<H> {
+    let near = lane_id() / 4 * row_stride(X_STAGES, NEAR) + lane_id() % 4 * 4;
+    let far = lane_id() % 8 * row_stride(X_STAGES, NEAR) + lane_id() / 8 * 8;
+    x.offset(if NEAR { near } else { far })
+}
+
+/// Multiplies a step, whose activations are behind `x`, a [`read_x_place`].
 #[device(slots(decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4))]
 pub fn multiply_step<
     const UNIT: u32,
     const BF: bool,
     const RAW: bool,
-    const SCALED: bool,
-    const WHOLE: bool,
+    const NEAR: bool,
     const ROWS: u32,
+    const X_STAGES: u32,
     H: Float,
 >(
     ring: GemmRing,
@@ -95,13 +115,14 @@ pub fn multiply_step<
             decode_block(decode, ring, &mut left, block);
         }
         let at = block * 8;
+        let first = u32x4(left[at], left[at + 1], left[at + 2], left[at + 3]);
+        let second = u32x4(left[at + 4], left[at + 5], left[at + 6], left[at + 7]);
         #[unroll]
         for n in 0..ROWS / 8 {
-            let row = n * 8 + lane_id() % 8;
-            let right = ldmatrix_x4(x, row * row_stride() + block * 32 + lane_id() / 8 * 8);
-            let first = u32x4(left[at], left[at + 1], left[at + 2], left[at + 3]);
+            let at = n * 8 * row_stride(X_STAGES, NEAR) + block * 32;
+            let right =
+                if NEAR { words_of(load::<U32x2>(x, at), load::<U32x2>(x, at + 16)) } else { ldmatrix_x4(x, at) };
             sums[n] = tensor_product(first, u32x2(right.x, right.y), sums[n]);
-            let second = u32x4(left[at + 4], left[at + 5], left[at + 6], left[at + 7]);
             sums[n] = tensor_product(second, u32x2(right.z, right.w), sums[n]);
         }
     }
@@ -125,12 +146,15 @@ pub fn gemm<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
     by_stride: u32,
     k: u32,
 ) {
-    // So that sums fit where activations were.
-    require!(T.ROWS % 8 == 0 && T.SLICES % T.HELD == 0 && T.STAGES >= 2 && T.ACROSS <= 8);
+    require!(T.ROWS % 8 == 0 && T.SLICES % T.HELD == 0 && T.STAGES >= 2 && T.NEAR == T.RAW);
     require!(T.UNIT == 4 || T.UNIT == 8 || T.UNIT == 16 || T.UNIT == 32);
     require!(T.RAW || T.UNIT >= 16);
+    // A part is copied when its turn begins, and read when the next one has begun: its copies have ended by then.
+    require!(T.X_PARTS == 1 || T.X_PARTS == 2 && T.X_STAGES + 1 >= T.STAGES);
+    // So that sums fit where activations were.
+    require!(T.SLICES == 1 || T.ACROSS * 32 <= T.X_PARTS * (T.X_STAGES * 128 + 8));
     // First activations, then the sums of slices.
-    let x = shared::<H>(T.STAGES * T.HELD * T.ROWS * row_stride());
+    let x = shared::<H>(T.X_PARTS * T.HELD * T.ROWS * row_stride(T.X_STAGES, T.NEAR));
     let codes = shared::<u32>(T.STAGES * T.HELD * T.ACROSS * 16 * row_words(T.UNIT));
     let scales = shared::<u32>(if T.SCALED { T.STAGES * T.HELD * T.ACROSS * 32 } else { 1 });
 
@@ -146,11 +170,11 @@ pub fn gemm<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
     let first_output = block_idx_y() / cluster * T.ACROSS * of_warp;
     let warp_output = first_output + warp_id() % T.ACROSS * of_warp;
 
-    // A stage of the whole block: activations of its slices, codes of its warps.
-    let x_stage = T.HELD * T.ROWS * row_stride();
+    // A slice's parts of the activations are one behind the other; a stage of codes is of the whole block.
+    let x_part = T.ROWS * row_stride(T.X_STAGES, T.NEAR);
+    let own_x = x.offset(own * T.X_PARTS * x_part);
     let code_stage = T.HELD * T.ACROSS * 16 * row_words(T.UNIT);
     let scale_stage = if T.SCALED { T.HELD * T.ACROSS * 32 } else { 0 };
-    let own_x = x.offset(own * T.ROWS * row_stride());
     let ring = warp_ring(codes, scales);
     let copied = copied_place(ring);
     let read = read_place(ring);
@@ -163,6 +187,7 @@ pub fn gemm<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
         #[unroll]
         for stage in 0u32..T.STAGES - 1 {
             copy_weights(weights, staged(copied, stage * code_stage, stage * scale_stage), &mut aim, stage < steps);
+            cp_async_commit();
         }
     }
     grid_dependency_wait();
@@ -184,47 +209,70 @@ pub fn gemm<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(
         return;
     }
 
-    clear_absent_rows(own_x, x_stage, end - first_row);
-    #[unroll]
-    for stage in 0u32..T.STAGES - 1 {
-        let wanted = stage < steps;
-        if T.PAIRS > 0 {
-            copy_weights(weights, staged(copied, stage * code_stage, stage * scale_stage), &mut aim, wanted);
+    let present = end.min(first_row + T.ROWS);
+    copy_part_of_activations(own_x, rows, first_row, present, first, steps.min(T.X_STAGES), k);
+    if T.PAIRS > 0 {
+        #[unroll]
+        for stage in 0u32..T.STAGES - 1 {
+            copy_weights(weights, staged(copied, stage * code_stage, stage * scale_stage), &mut aim, stage < steps);
+            cp_async_commit();
         }
-        if wanted {
-            copy_activations_of_step(own_x.offset(stage * x_stage), rows, first_row, end, first + stage, k);
-        }
+    } else {
         cp_async_commit();
     }
+    clear_absent_rows(own_x, x_part, row_stride(T.X_STAGES, T.NEAR), present - first_row);
     let mut sides = regs(U32x4::ZERO, if T.RAW { 1 } else { 2 * (32 / T.UNIT) });
     if !T.RAW {
         load_sides(side, &mut sides, own_weights, first, k);
     }
     let mut sums = regs(F32x4::ZERO, T.ROWS / 8);
-    let mut stage = 0u32;
-    for turn in 0..turns {
-        cp_async_wait(T.STAGES - 2);
-        // A slice's activations are copied by its own warps.
-        if T.ACROSS == 1 {
-            warp_barrier();
-        } else {
-            barrier();
-        }
-        let ahead = turn + T.STAGES - 1;
-        let slot = if stage == 0 { T.STAGES - 1 } else { stage - 1 };
-        copy_weights(weights, staged(copied, slot * code_stage, slot * scale_stage), &mut aim, ahead < steps);
-        if ahead < steps {
-            copy_activations_of_step(own_x.offset(slot * x_stage), rows, first_row, end, first + ahead, k);
-        }
-        cp_async_commit();
-        if turn < steps {
-            let now = staged(read, stage * code_stage, stage * scale_stage);
-            multiply_step(decode, now, own_x.offset(stage * x_stage), &sides, own_weights, first + turn, &mut sums, k);
-            if !T.RAW && turn + 1 < steps {
-                load_sides(side, &mut sides, own_weights, first + turn + 1, k);
+    let read_x = read_x_place(own_x);
+    // Where the part of the activations begins whose turn it is, and the step of it.
+    let mut part = 0u32;
+    let mut place = 0u32;
+    // Pairs' activations came with their first weights; those of rows come after weights that were known before.
+    if T.PAIRS == 0 {
+        cp_async_wait(0);
+    }
+    // By whole turns of the ring, so that its places are constants.
+    for round in (0..turns).by(T.STAGES) {
+        #[unroll]
+        for stage in 0u32..T.STAGES {
+            let turn = round + stage;
+            if turn < turns {
+                cp_async_wait(T.STAGES - 2);
+                // Codes are read by the warp that copied them, activations by all of the block; of two parts the other
+                // one has been read by then.
+                if place == 0 {
+                    barrier();
+                } else {
+                    warp_barrier();
+                }
+                let ahead = turn + T.STAGES - 1;
+                let slot = (stage + T.STAGES - 1) % T.STAGES;
+                copy_weights(weights, staged(copied, slot * code_stage, slot * scale_stage), &mut aim, ahead < steps);
+                if T.X_PARTS > 1 && place == 0 && turn + T.X_STAGES < steps {
+                    let next = turn + T.X_STAGES;
+                    let to = own_x.offset(x_part - part);
+                    let count = (steps - next).min(T.X_STAGES);
+                    copy_part_of_activations(to, rows, first_row, present, first + next, count, k);
+                }
+                cp_async_commit();
+                if turn < steps {
+                    let now = staged(read, stage * code_stage, stage * scale_stage);
+                    let x_now = read_x.offset(part + place * 128);
+                    multiply_step(decode, now, x_now, &sides, own_weights, first + turn, &mut sums, k);
+                    if !T.RAW && turn + 1 < steps {
+                        load_sides(side, &mut sides, own_weights, first + turn + 1, k);
+                    }
+                }
+                place += 1;
+                if T.X_PARTS > 1 && place == T.X_STAGES {
+                    place = 0;
+                    part = x_part - part;
+                }
             }
         }
-        stage = if stage + 1 == T.STAGES { 0 } else { stage + 1 };
     }
 
     let to = GemmOut::<O> { out, order: rows.order, first_row, end, outputs, by_stride };

@@ -214,10 +214,10 @@ impl Router {
         (BLOCK_WARPS..=MOST_CLUSTER_WARPS).rev().find(is_whole).unwrap_or(BLOCK_WARPS)
     }
 
-    /// Blocks for a tile of so many decoded rows: an expert for each warp.
+    /// Blocks for a tile of so many decoded rows.
     pub fn split_grid(&self, rows: u32, multiprocessors: u32) -> [u32; 3] {
         let blocks = match self.split_cluster(rows, multiprocessors) {
-            1 => self.split_blocks(),
+            1 => self.split_blocks().div_ceil(self.split_experts(rows, multiprocessors)),
             cluster_size => cluster_size,
         };
         [rows.div_ceil(self.split_rows(rows, multiprocessors)), blocks, 1]
@@ -225,7 +225,16 @@ impl Router {
 
     /// For decoded rows, on a grid `[row tiles, blocks]`: of any number of blocks, unless they are clusters.
     pub fn split_instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
-        self.fast(self.split_rows(rows, multiprocessors), true, self.split_cluster(rows, multiprocessors))
+        let cluster_size = self.split_cluster(rows, multiprocessors);
+        let warp_experts = if cluster_size > 1 { 1 } else { self.split_experts(rows, multiprocessors) };
+        self.fast(self.split_rows(rows, multiprocessors), Some(warp_experts), cluster_size)
+    }
+
+    /// Experts of a warp of decoded rows: two where blocks with one for each would not all run at once. Each of them
+    /// norms its rows anew, which takes longer than its experts.
+    fn split_experts(&self, rows: u32, multiprocessors: u32) -> u32 {
+        let tiles = rows.div_ceil(self.split_rows(rows, multiprocessors));
+        if tiles * self.split_blocks() > multiprocessors { 2 } else { 1 }
     }
 
     /// Rows of a block where there are blocks for every few experts: a block has an SM to itself, so that there are no
@@ -251,15 +260,18 @@ impl Router {
 
     /// For many rows, so many to a block, on a grid `[row tiles]`.
     pub fn instance(&self, rows: u32) -> Result<Instance, InstanceError> {
-        self.fast(rows, false, 1)
+        self.fast(rows, None, 1)
     }
 
-    /// `split`: the experts are shared out among blocks, `cluster_size` of which are a cluster.
-    fn fast(&self, rows: u32, split: bool, cluster_size: u32) -> Result<Instance, InstanceError> {
+    /// `split`: the experts are shared out among blocks, so many to a warp; `cluster_size` blocks are a cluster.
+    fn fast(&self, rows: u32, split: Option<u32>, cluster_size: u32) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
         let warps = if cluster_size > 1 { self.cluster_warps() } else { BLOCK_WARPS };
         let (warp_experts, depth, normed_rows) = match rows {
-            _ if split => (1, MOST_VECTORS_AHEAD, MOST_NORMED_ROWS),
+            _ if split.is_some() => {
+                let experts = split.unwrap_or(1);
+                (experts, MOST_VECTORS_AHEAD / (experts * experts), MOST_NORMED_ROWS)
+            }
             MOST_OF_MANY => (WARP_EXPERTS_OF_MOST, DEPTH_OF_MANY, NORMED_ROWS_OF_MOST),
             _ => (WARP_EXPERTS_OF_MANY, DEPTH_OF_MANY, 1),
         };
@@ -280,7 +292,7 @@ impl Router {
                 WARP_EXPERTS: warp_experts,
                 DEPTH: vectors.div_ceil(32).min(depth),
             },
-            B: RouterSplit { SPLIT: split, CLUSTER_SIZE: cluster_size },
+            B: RouterSplit { SPLIT: split.is_some(), CLUSTER_SIZE: cluster_size },
             PREFETCH_RECORD: self.prefetch_record,
             BEGINS_MIXTURE: self.input_forms.is_some(),
             FORMS: outputs.config(),
