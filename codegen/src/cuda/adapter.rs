@@ -1,4 +1,6 @@
-//! The halves of an adapter's pair, each a launch of its own.
+//! What adapters add: each half of a pair a launch of its own, or both with the product of decoded rows that they change.
+//!
+//! Where pairs lie is asked here alone: in the banks of all seats, or with the weights of the plan.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::Filled;
@@ -10,8 +12,8 @@ use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Work};
 use crate::kernels::adapter::{
     Arriving, SeatedRowsArguments, WidePlacesArguments, decoded_instance, narrow_decoded, narrow_grid, narrow_instance,
-    narrow_rows, narrow_tiles, sixteen_bf16, sixteen_codes, sixteen_f16, sixteen_floats, tiles_grid, tiles_instance,
-    widen_grid, widen_instance, widen_rows, widened,
+    narrow_rows, narrow_tiles, sixteen_codes, sixteen_floats, sixteen_halves, tiles_grid, tiles_instance, widen_grid,
+    widen_instance, widen_rows, widened,
 };
 use crate::kernels::geglu::StridedRowsArguments;
 use crate::kernels::matvec::Pairs;
@@ -65,12 +67,12 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(id, Form::F32, count);
         let y = StridedRowsArguments { values: y.start, stride: y.stride };
         let arguments = widen_rows::Arguments { y, x, rows: self.seated_rows(group, seated)?, out, outputs, count };
-        let values = match self.common.can.exact || self.schedule.soft_rows.is_some() {
-            true => value_arguments(dtype, self.half_of_pair(weight)),
+        let (dtype, b) = match self.common.can.exact || self.schedule.soft_rows.is_some() {
+            true => (dtype, self.half_of_pair(weight)),
             // Where the products of decoded rows read it.
-            false => value_arguments(DType::BF16, self.halves_of_pairs(&[weight])?),
+            false => (DType::BF16, self.halves_of_pairs(&[weight])?),
         };
-        let dtype = if self.common.can.exact || self.schedule.soft_rows.is_some() { dtype } else { DType::BF16 };
+        let values = value_arguments(dtype, b);
         let products = count as u64 * rank as u64 * outputs as u64;
         let work = Work { bytes: (rank as u64 * 2 + count as u64 * 8) * outputs as u64, flops: 2 * products };
         let instance = widen_instance(dtype, rank, seated)?;
@@ -107,16 +109,16 @@ impl PhaseBuilder<'_, '_> {
         of: &Product,
         pairs: Option<PairPlaces>,
     ) -> Result<AdapterPlacesArguments<Span>, LowerError> {
-        let (unused, none) = (Span::Unused, 0);
         let Some(PairPlaces { pairs, a, b, seats, strength }) = pairs else {
-            let (a, b, words, spent, rows, table) = (unused, unused, unused, unused, unused, unused);
-            let (spent_words, seats, strength) = (none, none, 0.0);
+            let [a, b, words, spent, rows, table] = [Span::Unused; 6];
+            let (spent_words, seats, strength) = (0, 0, 0.0);
             return Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, rows, table, seats, strength });
         };
         if self.packets.is_empty() {
             self.packets = self.packets_of_phase()?;
         }
-        let at = self.packets.iter().position(|(known, _)| *known == of.matmuls[0]).unwrap_or(0);
+        let no_value = || LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) };
+        let at = self.packets.iter().position(|(known, _)| *known == of.matmuls[0]).ok_or_else(no_value)?;
         let before = (at + self.packets.len() - 1) % self.packets.len();
         let ((_, words), (_, spent)) = (self.packets[at], self.packets[before]);
         let SeatedRowsArguments { state: rows, seats: table, .. } = self.seated_rows(group, pairs.seated)?;
@@ -139,8 +141,8 @@ impl PhaseBuilder<'_, '_> {
             let (form, _) = self.gemm_operands(&owner, product.input, weight_of(self.graph(), &product));
             let x = self.location(product.input, form)?.start;
             match form {
-                Form::F16 => (Arriving::F16, sixteen_f16::Arguments { x }.into()),
-                _ => (Arriving::BF16, sixteen_bf16::Arguments { x }.into()),
+                Form::F16 => (Arriving::F16, sixteen_halves::Arguments { x }.into()),
+                _ => (Arriving::BF16, sixteen_halves::Arguments { x }.into()),
             }
         } else if integer {
             let (Int8Span { codes: xq, scales: xscale, .. }, in_panels) = match prepared {

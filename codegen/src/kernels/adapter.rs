@@ -16,7 +16,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 use super::attention::address::{record_of, row_of_record};
 use super::geglu::StridedRows;
 use super::matvec::Pairs;
-use super::matvec::adapter::{fours_of, narrow_codes, narrow_floats, pairs_before};
+use super::matvec::adapter::{fours_of, matrix_of, narrow_codes, narrow_floats, pairs_before, row_of_b};
 use super::norm::sum4;
 use super::values::value;
 
@@ -216,11 +216,7 @@ pub fn sixteen_codes<const PANELS: bool, const K: u32>(
 ) -> f32 {
     let part = if PANELS { (row / 8 * (K / 16) + at / 16) * 8 + row % 8 } else { row * (K / 16) + at / 16 };
     let group = if PANELS { (row / 8 * (K / 32) + at / 32) * 8 + row % 8 } else { row * (K / 32) + at / 32 };
-    let codes = load::<U32x4>(xq, part * 4);
-    let first = narrow_codes(codes.x, low.x, low.y, 0.0);
-    let second = narrow_codes(codes.y, low.z, low.w, first);
-    let third = narrow_codes(codes.z, high.x, high.y, second);
-    narrow_codes(codes.w, high.z, high.w, third) * xscale[group]
+    narrow_codes(load::<U32x4>(xq, part * 4), low, high) * xscale[group]
 }
 
 /// The same of floats, whose rows are `stride` apart.
@@ -233,38 +229,29 @@ pub fn sixteen_floats(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<f32>,
     narrow_floats(load::<U32x4>(own, 12u32), high.z, high.w, third)
 }
 
-/// The same of bf16.
+/// The same of 16-bit floats: bf16, or f16 without BF.
 #[device]
-pub fn sixteen_bf16<const K: u32>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
-    let own = x.offset((row * K + at) / 2);
-    let first = narrow_bf16(load::<U32x4>(own, 0u32), low, 0.0);
-    narrow_bf16(load::<U32x4>(own, 4u32), high, first)
+pub fn sixteen_halves<const K: u32, const BF: bool>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
+    let first = load::<U32x4>(x, (row * K + at) / 2);
+    let second = load::<U32x4>(x, (row * K + at) / 2 + 4);
+    let sum = narrow_pair(
+        first.w,
+        low.w,
+        narrow_pair(first.z, low.z, narrow_pair(first.y, low.y, narrow_pair(first.x, low.x, 0.0))),
+    );
+    narrow_pair(
+        second.w,
+        high.w,
+        narrow_pair(second.z, high.z, narrow_pair(second.y, high.y, narrow_pair(second.x, high.x, sum))),
+    )
 }
 
-/// Eight values.
+/// Two values.
 #[device]
-pub fn narrow_bf16(x: U32x4, a: U32x4, sum: f32) -> f32 {
-    let first = bf16_hi(x.x).mul_add(bf16_hi(a.x), bf16_lo(x.x).mul_add(bf16_lo(a.x), sum));
-    let second = bf16_hi(x.y).mul_add(bf16_hi(a.y), bf16_lo(x.y).mul_add(bf16_lo(a.y), first));
-    let third = bf16_hi(x.z).mul_add(bf16_hi(a.z), bf16_lo(x.z).mul_add(bf16_lo(a.z), second));
-    bf16_hi(x.w).mul_add(bf16_hi(a.w), bf16_lo(x.w).mul_add(bf16_lo(a.w), third))
-}
-
-/// The same of f16.
-#[device]
-pub fn sixteen_f16<const K: u32>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
-    let own = x.offset((row * K + at) / 2);
-    let first = narrow_f16(load::<U32x4>(own, 0u32), low, 0.0);
-    narrow_f16(load::<U32x4>(own, 4u32), high, first)
-}
-
-/// Eight values.
-#[device]
-pub fn narrow_f16(x: U32x4, a: U32x4, sum: f32) -> f32 {
-    let first = f16_hi(x.x).mul_add(bf16_hi(a.x), f16_lo(x.x).mul_add(bf16_lo(a.x), sum));
-    let second = f16_hi(x.y).mul_add(bf16_hi(a.y), f16_lo(x.y).mul_add(bf16_lo(a.y), first));
-    let third = f16_hi(x.z).mul_add(bf16_hi(a.z), f16_lo(x.z).mul_add(bf16_lo(a.z), second));
-    f16_hi(x.w).mul_add(bf16_hi(a.w), f16_lo(x.w).mul_add(bf16_lo(a.w), third))
+pub fn narrow_pair<const BF: bool>(x: u32, a: u32, sum: f32) -> f32 {
+    let first = if BF { bf16_lo(x) } else { f16_lo(x) };
+    let second = if BF { bf16_hi(x) } else { f16_hi(x) };
+    second.mul_add(bf16_hi(a), first.mul_add(bf16_lo(a), sum))
 }
 
 /// All numbers between the halves of a product's pairs, RANK for each matrix that has one, of decoded rows: a block has
@@ -272,7 +259,14 @@ pub fn narrow_f16(x: U32x4, a: U32x4, sum: f32) -> f32 {
 #[kernel(block = 512, dependent, slots(
     sixteen(row: u32, at: u32, low: U32x4, high: U32x4) -> f32
 ))]
-pub fn narrow_decoded<const K: u32, const RANK: u32, const PANELS: bool, const FACTORED: bool, const SEATED: bool>(
+pub fn narrow_decoded<
+    const K: u32,
+    const RANK: u32,
+    const PANELS: bool,
+    const BF: bool,
+    const FACTORED: bool,
+    const SEATED: bool,
+>(
     a: Weights<u32>,
     rows: SeatedRows,
     factor: Input<f32>,
@@ -354,33 +348,11 @@ pub struct WidePlaces {
 pub fn widened(value: f32, at: u32, of: WidePlaces) -> f32 {
     let row = at / of.rows;
     let output = at % of.rows;
-    let matrix = if output >= of.third {
-        2u32
-    } else if output >= of.second {
-        1u32
-    } else {
-        0u32
-    };
+    let matrix = matrix_of(output, of.second, of.third);
     let seat = of.row_seats[row];
     let mut result = value;
     if seat > 0 {
-        let start = if matrix == 2 {
-            of.third
-        } else if matrix == 1 {
-            of.second
-        } else {
-            0
-        };
-        let end = if matrix == 0 {
-            of.second
-        } else if matrix == 1 {
-            of.third
-        } else {
-            of.rows
-        };
-        let of_first = if matrix > 0 && of.has & 1 == 1 { of.second } else { 0 };
-        let of_second = if matrix > 1 && of.has >> 1 & 1 == 1 { of.third - of.second } else { 0 };
-        let of_b = (of_first + of_second) * of.seats + (seat - 1) * (end - start) + output - start;
+        let of_b = row_of_b(output, seat, of.seats, of.has, of.second, of.third, of.rows);
         let own_b = of.b.offset(of_b * (of.rank / 2));
         let own = of.narrow.offset(row * of.values + pairs_before(of.has, matrix) * of.rank);
         let mut sums = regs(0.0f32, 8);
@@ -433,13 +405,13 @@ pub fn decoded_instance(pairs: &Pairs, k: u32, arriving: Arriving, factored: boo
         K: k,
         RANK: pairs.rank,
         PANELS: arriving == Arriving::Codes { in_panels: true },
+        BF: arriving == Arriving::BF16,
         FACTORED: factored,
         SEATED: pairs.seated,
         sixteen: match arriving {
             Arriving::Codes { .. } => sixteen_codes::DEF,
             Arriving::Floats => sixteen_floats::DEF,
-            Arriving::BF16 => sixteen_bf16::DEF,
-            Arriving::F16 => sixteen_f16::DEF,
+            Arriving::BF16 | Arriving::F16 => sixteen_halves::DEF,
         },
     }
     .build()

@@ -6,12 +6,15 @@
 //! ```
 //!
 //! `t = A x` is a few numbers that every block needs, and A as large as a few rows of W. So the blocks share it out: each
-//! warp takes a chunk of a row of A, if there is one for it, and sends its sum to all ([`send`]); who needs `t` adds up the
-//! chunks, four at a time in their order, when the first results of its own are there: one warp of each block, for all of them. A lane holds
-//! its part of a row of B from before that, so that B is on its way with W.
+//! warp takes a chunk of a row of A, if there is one for it, and sends its sum to all ([`send`]). When the first results of
+//! a block are there, its first warp adds up the chunks, four at a time in their order, and tells the others. A lane
+//! loads its part of a row of B before that, so that B arrives with W.
 //!
-//! A packet is a word that is not zero, so a sum of zero is sent as a negative one. The words must be zero before the launch: each
-//! launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B.
+//! A packet is a word that is not zero, so a sum of zero is sent as a negative one. The words must be zero before the
+//! launch: each launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B.
+//!
+//! What it does not do: activations with fine codes, matrices with pairs of different ranks, more than one pair a matrix
+//! (`codegen/src/passes/adapters.rs` takes those apart).
 
 use gemma4c_dsl::prelude::*;
 
@@ -116,11 +119,7 @@ pub fn narrow_part<const UNIT: u32, const INTEGER: bool>(
     let mut sum = 0.0f32;
     if INTEGER {
         let codes = load::<U32x4>(x_words, part_at(at / 16, units));
-        sum = narrow_codes(codes.x, low.x, low.y, sum);
-        sum = narrow_codes(codes.y, low.z, low.w, sum);
-        sum = narrow_codes(codes.z, high.x, high.y, sum);
-        sum = narrow_codes(codes.w, high.z, high.w, sum);
-        sum = sum * f32::from_bits(x_scales[at / 32].x);
+        sum = narrow_codes(codes, low, high) * f32::from_bits(x_scales[at / 32].x);
     } else {
         sum = narrow_floats(load::<U32x4>(x_words, part_at(at / 4, units)), low.x, low.y, sum);
         sum = narrow_floats(load::<U32x4>(x_words, part_at(at / 4 + 1, units)), low.z, low.w, sum);
@@ -130,9 +129,18 @@ pub fn narrow_part<const UNIT: u32, const INTEGER: bool>(
     sum
 }
 
+/// Sixteen values of A times as many codes.
+#[device]
+pub fn narrow_codes(codes: U32x4, low: U32x4, high: U32x4) -> f32 {
+    let first = narrow_four_codes(codes.x, low.x, low.y, 0.0);
+    let second = narrow_four_codes(codes.y, low.z, low.w, first);
+    let third = narrow_four_codes(codes.z, high.x, high.y, second);
+    narrow_four_codes(codes.w, high.z, high.w, third)
+}
+
 /// Four codes.
 #[device]
-pub fn narrow_codes(codes: u32, first: u32, second: u32, sum: f32) -> f32 {
+pub fn narrow_four_codes(codes: u32, first: u32, second: u32, sum: f32) -> f32 {
     let a = bf16_lo(first).mul_add(signed_byte_of(codes, 0) as f32, sum);
     let b = bf16_hi(first).mul_add(signed_byte_of(codes, 1) as f32, a);
     let c = bf16_lo(second).mul_add(signed_byte_of(codes, 2) as f32, b);
@@ -197,10 +205,16 @@ pub fn send_narrow<const K: u32, const UNIT: u32, const INTEGER: bool, const WAR
             }
             let sum = warp_sum(sum);
             if lane_id() == 0 {
-                send(of.words, task, if sum == 0.0 { 0x80000000 } else { sum.to_bits() });
+                send(of.words, task, packet_of(sum));
             }
         }
     }
+}
+
+/// A number as a word that is not zero.
+#[device]
+pub fn packet_of(number: f32) -> u32 {
+    if number == 0.0 { 0x80000000 } else { number.to_bits() }
 }
 
 /// The sum of four chunks.
@@ -236,7 +250,7 @@ pub fn take_narrow<const K: u32, const A: Adapted>(
                 sum = sum + sum_of_four(words[four]);
             }
             let number = sum * factor;
-            send(told, value, if number == 0.0 { 0x80000000 } else { number.to_bits() });
+            send(told, value, packet_of(number));
             narrow[value] = number;
         }
     } else {
@@ -255,16 +269,30 @@ pub fn take_narrow<const K: u32, const A: Adapted>(
     warp_barrier();
 }
 
-/// The matrix that a row of the stacked ones is of.
+/// The matrix that a row of the stacked ones is of: the second and the third begin there.
 #[device]
-pub fn matrix_of<const A: Adapted>(row: u32) -> u32 {
-    if row >= A.THIRD {
-        2
-    } else if row >= A.SECOND {
-        1
-    } else {
-        0
+pub fn matrix_of(row: u32, second: u32, third: u32) -> u32 {
+    (if row >= second { 1u32 } else { 0 }) + (if row >= third { 1u32 } else { 0 })
+}
+
+/// The row of B for a row of the stacked matrices, of which there are `rows`: of each matrix with a pair B has all seats',
+/// one behind the other.
+#[device]
+pub fn row_of_b(row: u32, seat: u32, seats: u32, has: u32, second: u32, third: u32, rows: u32) -> u32 {
+    let matrix = matrix_of(row, second, third);
+    let mut start = 0u32;
+    let mut end = second;
+    if matrix == 1 {
+        start = second;
+        end = third;
     }
+    if matrix == 2 {
+        start = third;
+        end = rows;
+    }
+    let of_first = if matrix > 0 && has & 1 == 1 { second } else { 0 };
+    let of_second = if matrix > 1 && has >> 1 & 1 == 1 { third - second } else { 0 };
+    (of_first + of_second) * seats + (seat - 1) * (end - start) + row - start
 }
 
 /// Row `m` of the matrix rows that a warp works on at once, whose first output is `first`.
@@ -293,25 +321,8 @@ pub fn fetch_wide<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
     #[unroll]
     for turn in 0u32..wide_turns() {
         let row = row_of_set(first, turn * 4 + lane_id() / 8, rows);
-        let matrix = matrix_of(row);
-        let start = if matrix == 2 {
-            A.THIRD
-        } else if matrix == 1 {
-            A.SECOND
-        } else {
-            0
-        };
-        let end = if matrix == 0 {
-            A.SECOND
-        } else if matrix == 1 {
-            A.THIRD
-        } else {
-            rows
-        };
-        // Rows of B that are of matrices before this one.
-        let of_first = if matrix > 0 && A.HAS & 1 == 1 { A.SECOND } else { 0 };
-        let of_second = if matrix > 1 && A.HAS >> 1 & 1 == 1 { A.THIRD - A.SECOND } else { 0 };
-        let at = (of_first + of_second) * of.seats + (seat - 1) * (end - start) + row - start;
+        let matrix = matrix_of(row, A.SECOND, A.THIRD);
+        let at = row_of_b(row, seat, of.seats, A.HAS, A.SECOND, A.THIRD, rows);
         #[unroll]
         for w in 0u32..A.RANK / 16 {
             let mut word = 0u32;
@@ -339,7 +350,7 @@ pub fn changes_of<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
     for turn in 0u32..wide_turns() {
         let row = row_of_set(first, turn * 4 + lane_id() / 8, rows);
         // The numbers of a matrix that has none are multiplied by zeros.
-        let pair = pairs_before(A.HAS, matrix_of(row)).min(pairs_before(A.HAS, 3) - 1);
+        let pair = pairs_before(A.HAS, matrix_of(row, A.SECOND, A.THIRD)).min(pairs_before(A.HAS, 3) - 1);
         let at = pair * A.RANK + lane_id() % 8 * (A.RANK / 8);
         let mut sum = 0.0f32;
         #[unroll]
