@@ -7,11 +7,13 @@
 //!
 //! `t = A x` is a few numbers that every block needs, and A as large as a few rows of W. So the blocks share it out: each
 //! warp takes a chunk of a row of A, if there is one for it, and sends its sum to all ([`send`]). When the first results of
-//! a block are there, its first warp adds up the chunks, four at a time in their order, and tells the others. A lane
-//! loads its part of a row of B before that, so that B arrives with W.
+//! a block are there, its first warp adds up the chunks, four at a time in their order, and the others wait for it at an
+//! mbarrier: if all warps asked for the same few lines of L2, they would wait for each other. A lane loads its part of a
+//! row of B before that, so that B arrives with W.
 //!
 //! A packet is a word that is not zero, so a sum of zero is sent as a negative one. The words must be zero before the
-//! launch: each launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B.
+//! launch: each launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B,
+//! and sends and clears nothing.
 //!
 //! What it does not do: activations with fine codes, matrices with pairs of different ranks, more than one pair a matrix
 //! (`codegen/src/passes/adapters.rs` takes those apart).
@@ -21,30 +23,29 @@ use gemma4c_dsl::prelude::*;
 use super::parts::part_at;
 
 /// The adapters of a product's matrices: RANK values between the halves of each pair, 0 where there is no adapter. HAS
-/// has a bit for each matrix, of up to three, which begin with the rows 0, SECOND and THIRD.
+/// has a bit for each matrix, of up to three, which begin with the rows 0, SECOND and THIRD. A lane receives EACH of the
+/// values of all matrices.
 #[config]
 pub struct Adapted {
     pub RANK: u32,
+    pub EACH: u32,
     pub HAS: u32,
     pub SECOND: u32,
     pub THIRD: u32,
-    pub SEATED: bool,
 }
 
 /// Both halves of all pairs, in bf16, those of one matrix behind those of the one before, of each those of all `seats`.
-/// `words` are the packets, `spent` those of the launch before. `rows` has the row's record, `table` each slot's seat
-/// and strength; without seats `strength` is that of all.
+/// `words` are the packets, `spent` those of the launch before. `seat` has the row's seat, counted from 1, and the bits
+/// of how strong its adapter is.
 #[view]
 pub struct AdapterPlaces {
-    a: Weights<u32>,
-    b: Weights<u32>,
-    words: InOut<u32>,
-    spent: Output<u32>,
-    spent_words: u32,
-    rows: Input<u32>,
-    table: Input<u32>,
-    seats: u32,
-    strength: f32,
+    pub a: Weights<u32>,
+    pub b: Weights<u32>,
+    pub words: InOut<u32>,
+    pub spent: Output<u32>,
+    pub spent_words: u32,
+    pub seat: Weights<u32>,
+    pub seats: u32,
 }
 
 /// Values of a chunk: two turns of a warp, whose lanes take 16 values each.
@@ -76,26 +77,6 @@ pub fn pairs_before(has: u32, matrix: u32) -> u32 {
 #[device]
 pub fn narrow_values<const A: Adapted>() -> u32 {
     pairs_before(A.HAS, 3) * A.RANK
-}
-
-/// The slot of the row's sequence.
-#[device]
-pub fn slot_of_row<const A: Adapted>(of: AdapterPlaces) -> u32 {
-    let mut slot = 0u32;
-    if A.SEATED {
-        slot = of.rows[3u32];
-    }
-    slot
-}
-
-/// The row's seat, counted from 1, and how strong its adapter is.
-#[device]
-pub fn seat_of_slot<const A: Adapted>(slot: u32, of: AdapterPlaces) -> U32x2 {
-    let mut seat = u32x2(1, of.strength.to_bits());
-    if A.SEATED {
-        seat = load::<U32x2>(of.table, slot * 2);
-    }
-    seat
 }
 
 /// Clears the packets of the launch before.
@@ -223,50 +204,22 @@ pub fn sum_of_four(words: U32x4) -> f32 {
     f32::from_bits(words.x) + f32::from_bits(words.y) + f32::from_bits(words.z) + f32::from_bits(words.w)
 }
 
-/// Clears the words by which a block's first warp tells the others what it has received.
+/// Receives all numbers between the halves, times `factor`: neighbouring ones by a lane, all of them at once.
 #[device]
-pub fn clear_told<const WARPS: u32, const A: Adapted>(told: Shared<u32>) {
-    for value in (thread_idx()..narrow_values()).by(WARPS * 32) {
-        told[value] = 0;
-    }
-}
-
-/// Takes all numbers between the halves, times `factor`, into this warp's own part of shared memory. The block's first warp
-/// receives them and tells the others: if all warps asked for the same few lines of L2, these would wait for each other.
-#[device]
-pub fn take_narrow<const K: u32, const A: Adapted>(
-    factor: f32,
-    of: AdapterPlaces,
-    told: Shared<u32>,
-    narrow: Shared<f32>,
-) {
-    if warp_id() == 0 {
-        for value in (lane_id()..narrow_values()).by(32) {
-            let mut words = regs(U32x4::ZERO, (K + 4095) / 4096);
-            receive(of.words, value * fours_of(K) * 4, &mut words);
-            let mut sum = sum_of_four(words[0]);
+pub fn receive_narrow<const K: u32, const A: Adapted>(factor: f32, of: AdapterPlaces, narrow: Shared<f32>) {
+    if lane_id() * A.EACH < narrow_values() {
+        let mut words = regs(U32x4::ZERO, A.EACH * ((K + 4095) / 4096));
+        receive(of.words, lane_id() * A.EACH * fours_of(K) * 4, &mut words);
+        #[unroll]
+        for value in 0u32..A.EACH {
+            let mut sum = sum_of_four(words[value * fours_of(K)]);
             #[unroll]
             for four in 1u32..fours_of(K) {
-                sum = sum + sum_of_four(words[four]);
+                sum = sum + sum_of_four(words[value * fours_of(K) + four]);
             }
-            let number = sum * factor;
-            send(told, value, packet_of(number));
-            narrow[value] = number;
-        }
-    } else {
-        for four in (lane_id()..narrow_values() / 4).by(32) {
-            let mut words = regs(U32x4::ZERO, 1);
-            receive(told, four * 4, &mut words);
-            let numbers = f32x4(
-                f32::from_bits(words[0].x),
-                f32::from_bits(words[0].y),
-                f32::from_bits(words[0].z),
-                f32::from_bits(words[0].w),
-            );
-            store(narrow, four * 4, numbers);
+            narrow[lane_id() * A.EACH + value] = sum * factor;
         }
     }
-    warp_barrier();
 }
 
 /// The matrix that a row of the stacked ones is of: the second and the third begin there.
@@ -369,4 +322,16 @@ pub fn changes_of<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
         }
     }
     changes
+}
+
+/// Two values of a row of B, in a word, times as many numbers.
+#[device]
+pub fn wide_pair(word: u32, low: f32, high: f32, sum: f32) -> f32 {
+    bf16_hi(word).mul_add(high, bf16_lo(word).mul_add(low, sum))
+}
+
+/// The sum of eight parts of a row of B: every product with an adapter adds them up like this.
+#[device]
+pub fn sum_of_eight(sums: &Regs<f32>) -> f32 {
+    sums[0u32] + sums[4u32] + (sums[2u32] + sums[6u32]) + (sums[1u32] + sums[5u32] + (sums[3u32] + sums[7u32]))
 }
