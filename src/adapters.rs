@@ -2,6 +2,7 @@
 //! applied.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use gemma4c_blocks::DType;
 use gemma4c_blocks::recipe::Float;
@@ -66,11 +67,22 @@ pub fn applied(adapters: &[(Adapter, f32)], merged: Option<&Merged>) -> Vec<Stri
             false => format!("{count} matrices of {from} are {to} now"),
         });
         let requantised: Vec<String> = requantised.collect();
-        let exact = "without --lora-merge it is exact, and gemma4c perplexity --against tells how far apart they are";
-        let cost = (!requantised.is_empty()).then(|| format!("{}; {exact}", requantised.join(", ")));
+        let cost =
+            (!requantised.is_empty()).then(|| format!("{}; without --lora-merge it is exact", requantised.join(", ")));
         [of("merged", &merged.adapter)].into_iter().chain(cost)
     });
     adapters.iter().map(|adapter| of("applied", adapter)).chain(merged).collect()
+}
+
+/// The commands that tell how far a plan with a merged adapter is from one that has it exactly: where matrices were
+/// quantised again.
+pub fn commands_of_distance(merged: &Merged, model: &Path, plan: &Path) -> Option<[String; 2]> {
+    let (adapter, scale) = (&merged.adapter.0, merged.adapter.1);
+    let strength = if scale == 1.0 { String::new() } else { format!(":{scale}") };
+    let (model, lora) = (model.display(), adapter.path.display());
+    let compile = format!("gemma4c compile {model} --lora {lora}{strength} -o exact.bin");
+    let compare = format!("gemma4c perplexity {} --file TEXT --against exact.bin", plan.display());
+    (!merged.types.is_empty()).then_some([compile, compare])
 }
 
 /// An adapter that was merged into a model.

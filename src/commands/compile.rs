@@ -230,6 +230,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     files.notes(&options).iter().for_each(|note| eprintln!("[{note}]"));
     let mut plan = pipeline::compile(&files, files::folder(&args.output), &options)?;
     adapters::applied(&files.adapters, files.merged.as_ref()).iter().for_each(|note| eprintln!("{note}"));
+    let distance = files.merged.as_ref().and_then(|of| adapters::commands_of_distance(of, &model, &args.output));
+    if let Some(commands) = distance {
+        eprintln!("how far apart they are, as a KL divergence over a text of yours:");
+        commands.iter().for_each(|command| eprintln!("  {command}"));
+    }
     let bytes = if args.embed_weights {
         output::refuse_pipe(&args.output)?;
         output::may_be_written(&args.output)?;

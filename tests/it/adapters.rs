@@ -159,7 +159,9 @@ fn merging_says_what_it_does() {
     let (base, adapter) = (folder.join("../d_tiny_q4_k.gguf"), folder.join("d_r4"));
     let (base, adapter) = (base.display(), adapter.display());
     let ran = place.run(&format!("compile '{base}' -o plan.bin --target cpu --lora '{adapter}' --lora-merge"));
-    for said in ["merged 26 of 26 pairs", "26 matrices of q4_k are q8_0 now", "perplexity --against"] {
+    let compile = format!("  gemma4c compile {base} --lora {adapter} -o exact.bin");
+    let compare = "  gemma4c perplexity plan.bin --file TEXT --against exact.bin";
+    for said in ["merged 26 of 26 pairs", "26 matrices of q4_k are q8_0 now", &compile, compare] {
         assert!(ran.stderr.contains(said), "{said}: {}", ran.stderr);
     }
     let summary = place.ok("inspect plan.bin");

@@ -9,7 +9,6 @@ use super::quantise::Int8;
 use crate::kernels::adapter::{
     Arriving, decoded_instance, narrow_grid, narrow_instance, tiles_grid, tiles_instance, widen_grid, widen_instance,
 };
-use crate::kernels::attention::address::RECORD_WORDS;
 use crate::kernels::matvec::Pairs;
 
 const SEATS: usize = 3;
@@ -19,10 +18,21 @@ const FACTOR: f32 = 0.75;
 pub struct Adapter {
     pairs: Pairs,
     k: usize,
-    /// Counted from 0, and of how many.
+    /// Counted from 1, 0 for none, and of how many.
     seat: (usize, usize),
     a: (Vec<u32>, Vec<f32>),
     b: (Vec<u32>, Vec<f32>),
+}
+
+/// The second halves that a launch before their product brings to L2.
+fn with_bank(case: Case, b: Vec<u32>, pairs: Option<&Pairs>, seats: u32) -> Case {
+    let number = |of: fn(&Pairs) -> u32| pairs.map_or(0, of);
+    case.buffer("wide_b", b)
+        .scalar("wide_seats", seats)
+        .scalar("wide_has", number(Pairs::has))
+        .scalar("wide_second", number(|pairs| pairs.start(1)))
+        .scalar("wide_third", number(|pairs| pairs.start(2)))
+        .scalar("wide_rows", number(|pairs| pairs.start(3)))
 }
 
 /// bf16 numbers, two in a word, and their values.
@@ -35,16 +45,27 @@ pub fn words_of(count: usize, seed: u64) -> (Vec<u32>, Vec<f32>) {
 
 impl Adapter {
     pub fn random(pairs: Pairs, k: usize) -> Adapter {
-        let seat = if pairs.seated { (1, SEATS) } else { (0, 1) };
+        let seat = if pairs.seated { (2, SEATS) } else { (1, 1) };
         let changed: u32 = pairs.matrices.iter().filter(|(_, has)| *has).map(|(rows, _)| rows).sum();
         let a = words_of(pairs.narrow_values() as usize * seat.1 * k, k as u64);
         let b = words_of(changed as usize * seat.1 * pairs.rank as usize, k as u64 + 1);
         Adapter { pairs, k, seat, a, b }
     }
 
+    /// The same for a row with that seat.
+    pub fn in_seat(self, seat: usize) -> Adapter {
+        Adapter { seat: (seat, self.seat.1), ..self }
+    }
+
+    /// The entry of its row.
+    pub fn entry(&self) -> [u32; 2] {
+        [self.seat.0 as u32, FACTOR.to_bits()]
+    }
+
     /// What each row of the matrices gets of it, and the sum of the terms' sizes.
     pub fn changes(&self, x: &[f64]) -> Vec<(f64, f64)> {
         let (rank, (seat, seats)) = (self.pairs.rank as usize, self.seat);
+        let seat = seat.checked_sub(1).expect("its row has a seat");
         let (mut changes, mut pair, mut before) = (Vec::new(), 0, 0);
         for &(rows, has) in &self.pairs.matrices {
             let rows = rows as usize;
@@ -71,30 +92,45 @@ impl Adapter {
 
     /// What a product of one row takes for it; without one all of it is nothing.
     pub fn give(of: Option<&Adapter>, case: Case) -> Case {
-        let nothing = Vec::<u32>::new;
         let Some(Adapter { pairs, k, seat, a, b }) = of else {
-            let case = ["a", "b", "words", "spent", "rows", "table"]
-                .into_iter()
-                .fold(case, |case, name| case.buffer(&format!("adapter_{name}"), nothing()));
-            return case
-                .scalar("adapter_spent_words", 0u32)
-                .scalar("adapter_seats", 0u32)
-                .scalar("adapter_strength", 0.0f32);
-        };
-        // The row is of slot 2, which sits in this seat.
-        let (records, table) = match pairs.seated {
-            true => (vec![9, 1, 7, 2], vec![0, 0, 0, 0, seat.0 as u32 + 1, FACTOR.to_bits()]),
-            false => (nothing(), nothing()),
+            let names = ["a", "b", "words", "spent", "seat"].into_iter();
+            let case = names.fold(case, |case, name| case.buffer(&format!("adapter_{name}"), Vec::<u32>::new()));
+            return case.scalar("adapter_spent_words", 0u32).scalar("adapter_seats", 0u32);
         };
         case.buffer("adapter_a", a.0.clone())
             .buffer("adapter_b", b.0.clone())
             .buffer("adapter_words", vec![0u32; pairs.words(*k as u32) as usize])
-            .buffer("adapter_rows", records)
-            .buffer("adapter_table", table)
-            .scalar("adapter_spent_words", 5u32)
+            .buffer("adapter_seat", vec![seat.0 as u32, FACTOR.to_bits()])
+            .scalar("adapter_spent_words", if seat.0 > 0 { 5u32 } else { 0 })
             .scalar("adapter_seats", seat.1 as u32)
-            .scalar("adapter_strength", FACTOR)
-            .expect("adapter_spent", vec![0u32; 5], Bound::Exact)
+            .expect("adapter_spent", vec![0u32; if seat.0 > 0 { 5 } else { 0 }], Bound::Exact)
+    }
+
+    /// What the launch that prepares rows takes for it, and how many numbers it leaves.
+    pub fn give_prepared(of: Option<&Adapter>, entries: Vec<u32>, case: Case) -> (Case, usize) {
+        let (a, seats, values) =
+            of.map_or((Vec::new(), 0, 0), |of| (of.a.0.clone(), of.seat.1 as u32, of.pairs.narrow_values() as usize));
+        let count = entries.len() / 2 * values;
+        let case = case.buffer("narrowed_a", a).buffer("narrowed_row_seats", entries).scalar("narrowed_seats", seats);
+        let (b, pairs) = of.map_or((Vec::new(), None), |of| (of.b.0.clone(), Some(&of.pairs)));
+        (with_bank(case, b, pairs, seats), count)
+    }
+
+    /// What a product of several rows takes for it.
+    pub fn give_rows(of: Option<&Adapter>, entries: Vec<u32>, narrow: Vec<f32>, case: Case) -> Case {
+        let Some(Adapter { pairs, seat, b, .. }) = of else { return case };
+        let case = case.buffer("change_of_b", b.0.clone()).buffer("change_of_narrow", narrow);
+        let case = case.buffer("change_of_row_seats", entries);
+        let numbers = [
+            ("values", pairs.narrow_values()),
+            ("rank", pairs.rank),
+            ("seats", seat.1 as u32),
+            ("has", pairs.has()),
+            ("second", pairs.start(1)),
+            ("third", pairs.start(2)),
+            ("rows", pairs.start(3)),
+        ];
+        numbers.into_iter().fold(case, |case, (name, value)| case.scalar(&format!("change_of_{name}"), value))
     }
 }
 
@@ -119,18 +155,29 @@ fn seat(row: usize, seated: bool) -> (usize, f32) {
     if seated { ((row * 2 + 1) % (SEATS + 1), strength) } else { (1, FACTOR) }
 }
 
-/// Rows have records; the seat of a row's slot, which is not its number. The last record of several is free.
+/// Entries of rows' seats; the last of several is free.
+fn entries(count: usize, seated: bool) -> Vec<u32> {
+    let entry = |row: usize| match pair_of(row, count, seated) {
+        Some(pair) => [pair as u32 + 1, seat(row, seated).1.to_bits()],
+        None => [0, 0],
+    };
+    (0..count).flat_map(entry).collect()
+}
+
+/// Rows of decoded sequences, each with an entry of its own.
 fn with_seats(case: Case, count: usize, seated: bool) -> Case {
-    let slot = |row: usize| count - 1 - row;
-    let (mut records, mut seats) = (vec![0u32; count * RECORD_WORDS as usize], vec![0u32; count * 2]);
-    for row in 0..count {
-        let (number, strength) = seat(row, seated);
-        let free = is_free(row, count);
-        records[row * RECORD_WORDS as usize..][..4].copy_from_slice(&[9, u32::from(!free), 7, slot(row) as u32]);
-        seats[slot(row) * 2..][..2].copy_from_slice(&[number as u32, strength.to_bits()]);
-    }
-    let (records, seats) = if seated { (records, seats) } else { (Vec::new(), Vec::new()) };
-    case.buffer("rows_state", records).buffer("rows_seats", seats).scalar("rows_stride", RECORD_WORDS)
+    let seats = if seated { entries(count, seated) } else { Vec::new() };
+    case.buffer("rows_state", Vec::<u32>::new()).buffer("rows_seats", seats).scalar("rows_segments", 0u32)
+}
+
+/// Rows of a prompt: all of one segment, whose slot has the first row's seat.
+fn of_a_segment(case: Case, count: usize) -> Case {
+    let slot = 2;
+    let mut seats = vec![0u32; 2 * slot];
+    seats.extend(&entries(2, true)[..2]);
+    case.buffer("rows_state", vec![9, count as u32, 0, slot as u32])
+        .buffer("rows_seats", seats)
+        .scalar("rows_segments", 1u32)
 }
 
 fn is_free(row: usize, count: usize) -> bool {
@@ -208,8 +255,7 @@ fn widened(dtype: DType, rank: usize, outputs: usize, count: usize, seated: bool
     with_seats(case, count, seated).expect("out", expected, Bound::Within { absolute: 2e-4, relative: 1e-5 })
 }
 
-/// What lies between the halves of two pairs of rank 16, of as many rows as a panel has and some more; the first rows are those of
-/// [`with_seats`].
+/// What lies between the halves of two pairs of rank 16, of as many rows as a panel has and some more.
 fn decoded(arriving: Arriving, count: usize, k: usize, seated: bool) -> Case {
     let pairs = Pairs { rank: 16, matrices: vec![(1, true), (1, true)], seated };
     let (values, seats) = (32, if seated { SEATS } else { 1 });
@@ -231,8 +277,6 @@ fn decoded(arriving: Arriving, count: usize, k: usize, seated: bool) -> Case {
         (product * f64::from(seat(row, seated).1) * f64::from(by[row])) as f32
     });
     let expected: Vec<f32> = expected.collect();
-    let seats_of: Vec<u32> =
-        (0..count).map(|row| pair_of(row, count, seated).map_or(0, |pair| pair as u32 + 1)).collect();
     let instance = decoded_instance(&pairs, k as u32, arriving, true).expect("as many warps as chunks");
     let name =
         format!("{arriving:?}, {k} values to 32, {count} decoded rows{}", if seated { " with seats" } else { "" });
@@ -240,11 +284,11 @@ fn decoded(arriving: Arriving, count: usize, k: usize, seated: bool) -> Case {
         .grid([values as u32 / 16, count as u32, 1])
         .buffer("a", a)
         .buffer("factor", by)
+        .buffer("row_seats", entries(count, seated))
         .scalar("seats", seats as u32)
-        .scalar("strength", FACTOR)
-        .expect("out", expected, Bound::Within { absolute: 2e-3, relative: 1e-5 })
-        .expect("seats_of", seats_of, Bound::Exact);
-    let case = match arriving {
+        .expect("out", expected, Bound::Within { absolute: 2e-3, relative: 1e-5 });
+    let case = with_bank(case, words_of(2 * seats * 16, 1).0, Some(&pairs), seats as u32);
+    match arriving {
         Arriving::Codes { in_panels } => {
             let (codes, scales) = rows_of_codes(&x, k, in_panels);
             case.buffer("sixteen_xq", codes).buffer("sixteen_xscale", scales)
@@ -252,8 +296,7 @@ fn decoded(arriving: Arriving, count: usize, k: usize, seated: bool) -> Case {
         Arriving::Floats => case.buffer("sixteen_x", x).scalar("sixteen_stride", k as u32),
         Arriving::BF16 => case.buffer("sixteen_x", halves(&x, |x| BF16::from_f32(x).to_bits())),
         Arriving::F16 => case.buffer("sixteen_x", halves(&x, |x| F16::from_f32(x).to_bits())),
-    };
-    with_seats(case, count, seated)
+    }
 }
 
 fn halves(x: &[f32], bits: impl Fn(f32) -> u16) -> Vec<u32> {
@@ -300,5 +343,6 @@ fn tiled(count: usize, k: usize, seated: bool) -> Case {
         .scalar("rank", rank as u32)
         .scalar("count", count as u32)
         .scalar("factor", FACTOR);
-    with_seats(case, count, seated).expect("out", expected, Bound::Within { absolute: 2e-3, relative: 1e-5 })
+    let case = if seated { of_a_segment(case, count) } else { with_seats(case, count, seated) };
+    case.expect("out", expected, Bound::Within { absolute: 2e-3, relative: 1e-5 })
 }

@@ -9,6 +9,7 @@ use super::adapter::words_of;
 use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::gemm::{Gemm, Shape};
+use crate::kernels::matvec::Pairs;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
@@ -40,8 +41,13 @@ fn of(dtype: DType, outputs: u32, k: u32) -> Gemm {
         pairs: 0,
         out: ElementType::F32,
         epilogue: Vec::new(),
-        adapted: false,
+        adapted: None,
     }
+}
+
+fn adapted(of: Gemm, rank: u32) -> Gemm {
+    let pairs = Pairs { rank, matrices: vec![(of.outputs, true)], seated: true };
+    Gemm { adapted: Some(pairs), ..of }
 }
 
 fn in_f16(of: Gemm) -> Gemm {
@@ -79,15 +85,16 @@ impl Problem {
             let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
             terms.fold((0.0, 0.0), |(sum, size): (f64, f64), term| (sum + term, size + term.abs()))
         };
-        // Every third row has no adapter, the others have that of one of two seats, of rank 16.
-        let (wide_words, wide) = words_of(2 * columns * 16, k as u64);
-        let narrow = random.floats(self.rows[0] * 16, -9.0, 9.0);
+        // Every third row has no adapter, the others have that of one of two seats.
+        let rank = self.of.adapted.as_ref().map_or(0, |pairs| pairs.rank as usize);
+        let (wide_words, wide) = words_of(2 * columns * rank, k as u64);
+        let narrow = random.floats(self.rows[0] * rank, -9.0, 9.0);
         let seat_of = |row: usize| row % 3;
-        let change = |row: usize, output: usize| match (self.of.adapted, seat_of(row)) {
+        let change = |row: usize, output: usize| match (self.of.adapted.is_some(), seat_of(row)) {
             (false, _) | (_, 0) => 0.0,
             (true, seat) => {
-                let of_b = &wide[((seat - 1) * columns + output) * 16..][..16];
-                of_b.iter().zip(&narrow[row * 16..]).map(|(b, t)| f64::from(*b) * f64::from(*t)).sum()
+                let of_b = &wide[((seat - 1) * columns + output) * rank..][..rank];
+                of_b.iter().zip(&narrow[row * rank..]).map(|(b, t)| f64::from(*b) * f64::from(*t)).sum()
             }
         };
         let (mut expected, mut largest) = (vec![0.0f32; self.rows[0] * columns], 0.0f64);
@@ -131,13 +138,13 @@ impl Problem {
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", addend);
         }
-        if self.of.adapted {
-            let seats_of: Vec<u32> = (0..self.rows[0]).map(|row| seat_of(row) as u32).collect();
+        if self.of.adapted.is_some() {
+            let seats_of: Vec<u32> = (0..self.rows[0]).flat_map(|row| [seat_of(row) as u32, 0]).collect();
             case = case
                 .buffer("change_of_b", wide_words)
                 .buffer("change_of_narrow", narrow)
                 .buffer("change_of_row_seats", seats_of);
-            for (name, value) in [("values", 16u32), ("rank", 16), ("seats", 2), ("has", 1)] {
+            for (name, value) in [("values", rank as u32), ("rank", rank as u32), ("seats", 2), ("has", 1)] {
                 case = case.scalar(&format!("change_of_{name}"), value);
             }
             for name in ["second", "third", "rows"] {
@@ -203,7 +210,8 @@ pub fn shapes() -> Vec<Case> {
     let wide = Shape { stages: 3, ..FEW };
     vec![
         Problem::new(in_f16(q4(19, 192)), [7, 5]).case(FEW),
-        Problem::new(Gemm { adapted: true, ..q4(19, 192) }, [7, 5]).case(FEW),
+        Problem::new(adapted(q4(19, 192), 16), [7, 5]).case(FEW),
+        Problem::new(adapted(q4(19, 192), 48), [7, 5]).case(FEW),
         // Shorter than the 64 values of a word of scales.
         Problem::new(q4(19, 32), [3, 3]).case(FEW),
         Problem::new(of(DType::BF16, 19, 32), [3, 3]).case(FEW),

@@ -9,12 +9,13 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Random, Reference, Simulator};
 use gemma4c_dsl::sim::Order;
 
+use super::adapter::Adapter;
 use super::matvec::{Layer, Problem, in_order, random_planes};
 use super::quantise::Int8;
 use super::simulated;
 use crate::kernels::matvec::LaunchShape;
 use crate::kernels::matvec::formats::{format, types_with_kernels};
-use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
+use crate::kernels::matvec::{Pairs, Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
 use crate::kernels::rows::formats::TensorFormat;
 use crate::kernels::rows::shape::{Cores, Tensor};
@@ -40,6 +41,8 @@ struct Activations {
     fine: Vec<u8>,
     fine_sums: Vec<u8>,
     factor: Vec<u8>,
+    /// What lies between the halves of adapters.
+    narrow: Vec<u8>,
 }
 
 /// What a run left in a parameter.
@@ -90,7 +93,9 @@ impl Batch {
             layer.branch = random.floats(k, -0.3, 0.3);
             let by = random.floats(of.outputs as usize, -2.0, 2.0);
             let expected = vec![0.0; of.outputs as usize];
-            let (product, matrix, pairs) = (of.clone(), matrix.clone(), None);
+            let (product, matrix) = (of.clone(), matrix.clone());
+            // Some have no adapter.
+            let pairs = of.adapted.clone().map(|pairs| Adapter::random(pairs, k).in_seat(row as usize % 4));
             Problem { product, matrix, layer, expected, bound: Bound::Exact, by, pairs }
         };
         let problems: Vec<Problem> = (0..rows).map(row).collect();
@@ -104,6 +109,11 @@ impl Batch {
 
     fn all<T: Copy>(&self, of: impl Fn(&Problem) -> &[T]) -> Vec<T> {
         self.rows.iter().flat_map(|row| of(row).to_vec()).collect()
+    }
+
+    /// The entries of all rows' seats.
+    fn entries(&self) -> Vec<u32> {
+        self.rows.iter().filter_map(|row| row.pairs.as_ref()).flat_map(|pairs| pairs.entry()).collect()
     }
 
     /// The residual that each row's product by itself leaves.
@@ -120,7 +130,7 @@ impl Batch {
         let panels = shape.takes_panels();
         let name = format!("prepared{}, {}", if panels { " in panels" } else { "" }, self.name());
         // The weights of the norms are those of every row.
-        let case = self.rows[0].layer.give(of, Case::new(name, instance).grid([rows as u32, 1, 1]));
+        let case = self.rows[0].layer.give(of, Case::new(name, instance).grid(self.product.prepare_grid()));
         let replaced = ["input_x", "update_x", "branch_x", "codes"];
         let norm = |(name, data): (String, Data)| match name.strip_suffix("_norm") {
             Some(which) => (format!("norms_{which}"), data),
@@ -153,6 +163,8 @@ impl Batch {
         let fine = integer && of.unbounded;
         let normed = matches!(of.prologue, Prologue::Norm | Prologue::ResidualNorm);
         let held = if panels { rows.next_multiple_of(8) } else { rows };
+        let (given, narrow) = Adapter::give_prepared(self.rows[0].pairs.as_ref(), self.entries(), case);
+        case = given;
         let len = |there: bool, len: usize| if there { held * len } else { 0 };
         let sized = case
             .clone()
@@ -162,7 +174,8 @@ impl Batch {
             .expect("out_fine", vec![0u32; len(fine, k / 2)], Bound::Exact)
             .expect("out_fine_sums", vec![0i32; len(fine, groups)], Bound::Exact)
             .expect("out_values", vec![0.0f32; len(!integer, k)], Bound::Exact)
-            .expect("out_factor", vec![0.0f32; if normed { rows } else { 0 }], Bound::Exact);
+            .expect("out_factor", vec![0.0f32; if normed { rows } else { 0 }], Bound::Exact)
+            .expect("narrowed_out", vec![0.0f32; narrow], Bound::Exact);
         let results = Simulator(Order::Forward).run(&sized).unwrap_or_else(|error| panic!("{error}"));
         let bytes = |param: &str| found(&sized, &results, param).bytes().to_vec();
         let activations = Activations {
@@ -172,8 +185,10 @@ impl Batch {
             fine: bytes("out_fine"),
             fine_sums: bytes("out_fine_sums"),
             factor: bytes("out_factor"),
+            narrow: bytes("narrowed_out"),
         };
-        for param in ["out_codes", "out_scales", "out_sums", "out_fine", "out_fine_sums", "out_values", "out_factor"] {
+        let of_codes = ["out_codes", "out_scales", "out_sums", "out_fine", "out_fine_sums"];
+        for param in of_codes.into_iter().chain(["out_values", "out_factor", "narrowed_out"]) {
             case = case.expect(param, found(&sized, &results, param), Bound::Exact);
         }
         Some((case, activations))
@@ -218,6 +233,7 @@ impl Batch {
             .scalar("outputs", of.outputs)
             .scalar("rows", self.rows.len() as u32)
             .scalar("by_stride", of.outputs);
+        let case = Adapter::give_rows(self.rows[0].pairs.as_ref(), self.entries(), floats(&activations.narrow), case);
         let case = match (shape, self.product.leaves_panels) {
             (_, true) => case
                 .expect("out", Vec::<f32>::new(), Bound::Exact)
@@ -311,7 +327,7 @@ const fn by_tiles(groups: u32, splits: u32, eights: u32, step: u32, stages: u32,
 
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-        types().into_iter().chain(shapes()).chain(tiles()).chain(rounded()).chain(fusions()).collect()
+        types().into_iter().chain(shapes()).chain(tiles()).chain(rounded()).chain(adapters()).chain(fusions()).collect()
     });
     CASES.clone()
 }
@@ -381,6 +397,36 @@ pub fn tiles() -> Vec<Case> {
         of(DType::Q8_0, 50, 544, false, 40, one(32, 1), false, alone(by_tiles(2, 2, 4, 4, 2, 1))),
         of(DType::Q4_0, 70, 1056, true, 20, one(32, 1), true, alone(by_tiles(4, 1, 4, 8, 3, 1))),
         of(DType::Q4K, 20, 1024, false, 8, one(32, 1), true, alone(by_tiles(4, 1, 1, 16, 3, 1))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// With adapters in seats, and rows without: a matrix that has none, gates, ranks of one vector and more, floats, results that are
+/// left as int8.
+pub fn adapters() -> Vec<Case> {
+    let of = |dtype, k, prologue, matrices: &[(u32, bool)], rank, rows, shapes: &[Shape]| {
+        let outputs = matrices.iter().map(|(rows, _)| rows).sum();
+        let adapted = Some(Pairs { rank, matrices: matrices.to_vec(), seated: true });
+        Batch::new(OneRow { adapted, ..OneRow::new(dtype, outputs, k, prologue) }, rows, one(8, 1)).cases(shapes)
+    };
+    let gates = |dtype, rank, rows, tiles| {
+        let outputs = ROUNDED_OUTPUTS as u32;
+        let adapted = Some(Pairs { rank, matrices: vec![(outputs, true); 2], seated: true });
+        let product = OneRow { geglu: true, adapted, ..OneRow::new(dtype, outputs, 256, Prologue::Norm) };
+        let batch = Batch::new(product, rows, one(8, 1));
+        let product = Product { leaves_panels: true, ..batch.product.clone() };
+        Batch { product, ..batch }.cases(&[streamed(Shape::Tiles(tiles), 2)])
+    };
+    let stacked = [(9, true), (4, false), (6, true)];
+    let (cores, tiles) = (on_cores(8, 2, 1, 2, 2), Shape::Tiles(by_tiles(1, 1, 2, 8, 3, 2)));
+    let both = [cores, streamed(tiles, 2), tiles];
+    [
+        of(DType::Q8_0, 256, Prologue::ResidualNorm, &stacked, 16, 9, &both),
+        of(DType::Q4_0, 256, Prologue::Norm, &stacked, 48, 5, &both),
+        of(DType::BF16, 128, Prologue::Norm, &[(7, true)], 16, 3, &[cores]),
+        gates(DType::Q8_0, 16, 20, by_tiles(4, 1, 4, 4, 3, 2)),
     ]
     .into_iter()
     .flatten()

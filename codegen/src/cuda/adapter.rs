@@ -1,22 +1,25 @@
-//! The halves of an adapter's pair, each a launch of its own.
+//! What adapters add: each half of a pair a launch of its own, or both with the product of decoded rows that they change.
+//!
+//! Where pairs lie is asked here alone: in the banks of all seats, or with the weights of the plan.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::Filled;
 use gemma4c_graph::{Group, Kind, NodeId, Op, Pair, Product, WeightId};
-use gemma4c_plan::cuda::{Form, Range};
+use gemma4c_plan::cuda::{Form, PhaseKind, Range, Region, SEAT_WORDS};
 
 use super::error::LowerError;
 use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Work};
 use crate::kernels::adapter::{
-    Arriving, SeatedRowsArguments, WidePlacesArguments, decoded_instance, narrow_decoded, narrow_grid, narrow_instance,
-    narrow_rows, narrow_tiles, sixteen_bf16, sixteen_codes, sixteen_f16, sixteen_floats, tiles_grid, tiles_instance,
-    widen_grid, widen_instance, widen_rows, widened,
+    Arriving, SeatedRowsArguments, WideBankArguments, WidePlacesArguments, change_arguments, decoded_instance,
+    narrow_decoded, narrow_grid, narrow_instance, narrow_rows, narrow_tiles, sixteen_codes, sixteen_floats,
+    sixteen_halves, tiles_grid, tiles_instance, widen_grid, widen_instance, widen_rows,
 };
 use crate::kernels::geglu::StridedRowsArguments;
 use crate::kernels::matvec::Pairs;
 use crate::kernels::matvec::adapter::AdapterPlacesArguments;
 use crate::kernels::matvec::formats::format;
+use crate::kernels::rows::prepare::NarrowedRowsArguments;
 use crate::kernels::values::value_arguments;
 use crate::passes::{narrows_by_tiles, product_of, weight_of};
 
@@ -65,12 +68,12 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(id, Form::F32, count);
         let y = StridedRowsArguments { values: y.start, stride: y.stride };
         let arguments = widen_rows::Arguments { y, x, rows: self.seated_rows(group, seated)?, out, outputs, count };
-        let values = match self.common.can.exact || self.schedule.soft_rows.is_some() {
-            true => value_arguments(dtype, self.half_of_pair(weight)),
+        let (dtype, b) = match self.common.can.exact || self.schedule.soft_rows.is_some() {
+            true => (dtype, self.half_of_pair(weight)),
             // Where the products of decoded rows read it.
-            false => value_arguments(DType::BF16, self.halves_of_pairs(&[weight])?),
+            false => (DType::BF16, self.halves_of_pairs(&[weight])?),
         };
-        let dtype = if self.common.can.exact || self.schedule.soft_rows.is_some() { dtype } else { DType::BF16 };
+        let values = value_arguments(dtype, b);
         let products = count as u64 * rank as u64 * outputs as u64;
         let work = Work { bytes: (rank as u64 * 2 + count as u64 * 8) * outputs as u64, flops: 2 * products };
         let instance = widen_instance(dtype, rank, seated)?;
@@ -107,21 +110,21 @@ impl PhaseBuilder<'_, '_> {
         of: &Product,
         pairs: Option<PairPlaces>,
     ) -> Result<AdapterPlacesArguments<Span>, LowerError> {
-        let (unused, none) = (Span::Unused, 0);
-        let Some(PairPlaces { pairs, a, b, seats, strength }) = pairs else {
-            let (a, b, words, spent, rows, table) = (unused, unused, unused, unused, unused, unused);
-            let (spent_words, seats, strength) = (none, none, 0.0);
-            return Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, rows, table, seats, strength });
+        let Some(PairPlaces { a, b, seats, strength, pairs }) = pairs else {
+            let [a, b, words, spent, seat] = [Span::Unused; 5];
+            let (spent_words, seats) = (0, 0);
+            return Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, seat, seats });
         };
         if self.packets.is_empty() {
             self.packets = self.packets_of_phase()?;
         }
-        let at = self.packets.iter().position(|(known, _)| *known == of.matmuls[0]).unwrap_or(0);
+        let no_value = || LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) };
+        let at = self.packets.iter().position(|(known, _)| *known == of.matmuls[0]).ok_or_else(no_value)?;
         let before = (at + self.packets.len() - 1) % self.packets.len();
         let ((_, words), (_, spent)) = (self.packets[at], self.packets[before]);
-        let SeatedRowsArguments { state: rows, seats: table, .. } = self.seated_rows(group, pairs.seated)?;
+        let seat = self.row_seats(group, &pairs, strength)?;
         let spent_words = spent.fixed().map_or(0, |range| (range.bytes / 4) as u32);
-        Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, rows, table, seats, strength })
+        Ok(AdapterPlacesArguments { a, b, words, spent, spent_words, seat, seats })
     }
 
     /// What lies between the halves of the pairs that a product of decoded rows takes.
@@ -130,7 +133,9 @@ impl PhaseBuilder<'_, '_> {
         let graph = self.graph();
         let no_value = || LowerError::NoValue { node: graph.full_name(of) };
         let product = product_of(graph, &owner).ok_or_else(no_value)?;
-        let Some(PairPlaces { pairs, a, seats, strength, .. }) = self.pairs(&product)? else { return Err(no_value()) };
+        let Some(places) = self.pairs(&product)? else { return Err(no_value()) };
+        let wide = wide_bank(Some(&places));
+        let PairPlaces { pairs, a, seats, strength, .. } = places;
         let (rows, k) = (self.rows_of(group), self.graph().node(product.input).ty.width);
         let prepared = self.prepared.get(&of).copied();
         let dtype = weight_of(self.graph(), &product).map(|weight| self.graph().weight(weight).dtype);
@@ -139,8 +144,8 @@ impl PhaseBuilder<'_, '_> {
             let (form, _) = self.gemm_operands(&owner, product.input, weight_of(self.graph(), &product));
             let x = self.location(product.input, form)?.start;
             match form {
-                Form::F16 => (Arriving::F16, sixteen_f16::Arguments { x }.into()),
-                _ => (Arriving::BF16, sixteen_bf16::Arguments { x }.into()),
+                Form::F16 => (Arriving::F16, sixteen_halves::Arguments { x }.into()),
+                _ => (Arriving::BF16, sixteen_halves::Arguments { x }.into()),
             }
         } else if integer {
             let (Int8Span { codes: xq, scales: xscale, .. }, in_panels) = match prepared {
@@ -162,35 +167,46 @@ impl PhaseBuilder<'_, '_> {
         };
         let factor = prepared.filter(|_| product.norm.is_some_and(|norm| norm.next.is_some())).map(|rows| rows.factor);
         let values = pairs.narrow_values();
-        let (out, seats_of) = (self.buffer(rows as u64 * values as u64 * 4), self.buffer(rows as u64 * 4));
-        let arguments = narrow_decoded::Arguments {
-            a,
-            rows: self.seated_rows(&owner, pairs.seated)?,
-            factor: factor.unwrap_or_default(),
-            out,
-            seats_of,
-            seats,
-            strength,
-        };
+        let out = self.buffer(rows as u64 * values as u64 * 4);
+        let row_seats = self.row_seats(&owner, &pairs, strength)?;
+        let arguments =
+            narrow_decoded::Arguments { a, row_seats, wide, factor: factor.unwrap_or_default(), out, seats };
         let arguments = arguments.with_slot(narrow_decoded::slot::sixteen, x);
         let instance = decoded_instance(&pairs, k, arriving, factor.is_some())?;
         let products = rows as u64 * values as u64 * k as u64;
         let work = Work { bytes: values as u64 * k as u64 * 2 + rows as u64 * k as u64, flops: 2 * products };
         let why = format!("{rows} rows: what lies between the halves of adapters");
         self.launch(instance, [values / 16, rows, 1], arguments, &[], work, why.as_str())?;
-        self.narrowed.insert(of, [out, seats_of]);
+        self.narrowed.insert(of, [out, row_seats]);
         Ok(())
+    }
+
+    /// Where the launch that prepares a product's rows leaves what lies between the halves.
+    pub fn narrowed_rows(
+        &mut self,
+        group: &Group,
+        of: NodeId,
+        pairs: Option<PairPlaces>,
+    ) -> Result<NarrowedRowsArguments<Span>, LowerError> {
+        let Some(PairPlaces { pairs, a, seats, strength, .. }) = pairs else {
+            let [a, row_seats, out] = [Span::Unused; 3];
+            return Ok(NarrowedRowsArguments { a, row_seats, out, seats: 0 });
+        };
+        let out = self.buffer(self.rows_of(group) as u64 * pairs.narrow_values() as u64 * 4);
+        let row_seats = self.row_seats(group, &pairs, strength)?;
+        self.narrowed.insert(of, [out, row_seats]);
+        Ok(NarrowedRowsArguments { a, row_seats, out, seats })
     }
 
     /// What a product of decoded rows takes to add what adapters change.
     pub fn change(&self, of: &Product, pairs: Option<PairPlaces>) -> Result<Option<Filled<Span>>, LowerError> {
         let Some(PairPlaces { pairs, b, seats, .. }) = pairs else { return Ok(None) };
         let no_value = || LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) };
-        let [narrow, seats_of] = *self.narrowed.get(&of.matmuls[0]).ok_or_else(no_value)?;
+        let [narrow, row_seats] = *self.narrowed.get(&of.matmuls[0]).ok_or_else(no_value)?;
         let places = WidePlacesArguments {
             b,
             narrow,
-            row_seats: seats_of,
+            row_seats,
             values: pairs.narrow_values(),
             rank: pairs.rank,
             seats,
@@ -199,7 +215,7 @@ impl PhaseBuilder<'_, '_> {
             third: pairs.start(2),
             rows: pairs.start(3),
         };
-        Ok(Some(widened::Arguments { of: places }.into()))
+        Ok(Some(change_arguments(&pairs, places)))
     }
 
     /// Words for each product of the phase that takes adapters with it, by its first matrix. They are its own, and zero
@@ -220,14 +236,43 @@ impl PhaseBuilder<'_, '_> {
         Ok(all)
     }
 
-    /// Whose rows a group's are, where they have seats.
+    /// Which seats a group's rows have.
     fn seated_rows(&self, group: &Group, seated: bool) -> Result<SeatedRowsArguments<Span>, LowerError> {
         if !seated {
-            return Ok(SeatedRowsArguments { state: Span::Unused, seats: Span::Unused, stride: 0 });
+            return Ok(SeatedRowsArguments { state: Span::Unused, seats: Span::Unused, segments: 0 });
         }
+        if self.record_stride(group) > 0 {
+            let seats = self.entries_of_rows(group)?;
+            return Ok(SeatedRowsArguments { state: Span::Unused, seats, segments: 0 });
+        }
+        let seats = self.entries(group, 0, self.common.kv_layout.slots)?;
+        Ok(SeatedRowsArguments { state: self.state(group), seats, segments: 1 })
+    }
+
+    /// An entry for each decoded row of a group, or for the asked one: its seat, or the only pair there is.
+    fn row_seats(&mut self, group: &Group, pairs: &Pairs, strength: f32) -> Result<Span, LowerError> {
+        if pairs.seated {
+            return self.entries_of_rows(group);
+        }
+        let rows = self.rows_of(group) as usize;
+        let entries = [f32::from_bits(1), strength].repeat(rows);
+        Ok(self.common.weights.constant(&format!("the pair of {rows} rows at {strength}"), entries))
+    }
+
+    fn entries_of_rows(&self, group: &Group) -> Result<Span, LowerError> {
+        let (slots, decoded) = (self.common.kv_layout.slots, self.common.decode_rows);
+        match self.kind() {
+            PhaseKind::Decode => self.entries(group, slots, self.rows()),
+            _ => self.entries(group, slots + decoded, 1),
+        }
+    }
+
+    /// So many entries of the table of seats.
+    fn entries(&self, group: &Group, first: u32, count: u32) -> Result<Span, LowerError> {
+        let at = self.common.places.seat_entry(first).filter(|_| self.drafter_places().is_none());
         let without_seats = || LowerError::OnCpuAlone { node: self.graph().full_name(group.anchor()), op: "narrow" };
-        let seats = self.seats().ok_or_else(without_seats)?;
-        Ok(SeatedRowsArguments { state: self.state(group), seats, stride: self.record_stride(group) })
+        let bytes = u64::from(count * SEAT_WORDS) * 4;
+        Ok(Span::Fixed(Range { region: Region::Arena, offset: at.ok_or_else(without_seats)?, bytes }))
     }
 
     /// Where those of several pairs are, one behind the other, in bf16.
@@ -256,4 +301,19 @@ pub struct PairPlaces {
     b: Span,
     seats: u32,
     strength: f32,
+}
+
+/// The second halves, for a launch before the product that reads them.
+pub fn wide_bank(of: Option<&PairPlaces>) -> WideBankArguments<Span> {
+    let Some(PairPlaces { pairs, b, seats, .. }) = of else {
+        return WideBankArguments { b: Span::Unused, seats: 0, has: 0, second: 0, third: 0, rows: 0 };
+    };
+    WideBankArguments {
+        b: *b,
+        seats: *seats,
+        has: pairs.has(),
+        second: pairs.start(1),
+        third: pairs.start(2),
+        rows: pairs.start(3),
+    }
 }

@@ -30,6 +30,8 @@ pub struct Common<'a> {
     pub weights: Weights<'a>,
     pub kernels: Kernels,
     pub places: Places,
+    /// Rows of the largest decode phase.
+    pub decode_rows: u32,
     /// Words that are zero between launches: their place, and their bytes.
     pub counters: (u64, u64),
     /// Words that blocks of one launch send each other: those that nobody has yet, and the first byte behind them.

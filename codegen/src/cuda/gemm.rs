@@ -33,6 +33,7 @@ impl PhaseBuilder<'_, '_> {
             None => (self.product_output(group, of, outputs, rows), ElementType::F32),
         };
         let filled = self.epilogue(group, &of.epilogue)?;
+        let pairs = self.pairs(of)?;
         let kind = Gemm {
             dtype: matrix.dtype,
             operands,
@@ -42,9 +43,8 @@ impl PhaseBuilder<'_, '_> {
             pairs: 0,
             out: element,
             epilogue: filled.iter().map(|filled| filled.function).collect(),
-            adapted: !of.adapted.is_empty(),
+            adapted: pairs.as_ref().map(|places| places.pairs.clone()),
         };
-        let pairs = self.pairs(of)?;
         let change = self.change(of, pairs)?;
         let by = of.epilogue.iter().find_map(|epilogue| epilogue.operand);
         let by_stride = by.map_or(Ok(0), |operand| self.operand(operand).map(|place| place.stride))?;
@@ -90,7 +90,7 @@ impl PhaseBuilder<'_, '_> {
             pairs: if shares_rows { top } else { 1 },
             out: if geglu { ElementType::BF16 } else { ElementType::F32 },
             epilogue: Vec::new(),
-            adapted: false,
+            adapted: None,
         };
         let places = GemmRowsArguments { x, groups: sorted.groups, order: sorted.order, count: 0 };
         let shape = kind.shape(height, self.gemm_cluster(), &self.common.can.target);

@@ -7,8 +7,8 @@ use gemma4c_dsl::Instance;
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{Graph, Node, Op, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEAT_WORDS,
-    SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
+    CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEGMENT_ROWS,
+    SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 
 use super::bounds;
@@ -167,6 +167,7 @@ fn lower_with(
         weights: Weights::new(model.weights, extras.on_host.to_vec(), &banks(graph)),
         kernels: Kernels::default(),
         places: fixed.text,
+        decode_rows: decode_rows as u32,
         counters: (fixed.counters, COUNTERS * 4 * decode_rows),
         packets: fixed.packets,
         can,
@@ -269,7 +270,7 @@ impl FixedPlaces {
                 ahead: reserve(chunk_rows as u64),
                 pad: soft.pad,
             }),
-            seats: (!banks(graph).is_empty()).then(|| reserve(u64::from(capacity.slots * SEAT_WORDS))),
+            seats: (!banks(graph).is_empty()).then(|| reserve(Places::seat_words(capacity.slots, decode_rows as u32))),
             ..text
         };
         let towers = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();

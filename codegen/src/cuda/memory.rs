@@ -1,7 +1,7 @@
 //! Memory that outlives a phase: keys and values in rings and blocks, and what the picks work with.
 
 use gemma4c_graph::{CacheId, Graph, Group, NodeId};
-use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, Places, RECORD_WORDS, Range, Region, SEAT_WORDS};
+use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, Places, RECORD_WORDS, Range, Region};
 
 use super::common::{ALIGNMENT, Common, HISTORY, SUPPRESSED};
 use super::error::LowerError;
@@ -66,13 +66,6 @@ impl PhaseBuilder<'_, '_> {
             max_pages: places.max_pages,
             page_stride: u32::try_from(stride / element).map_err(|_| LowerError::Page { bytes: stride })?,
         })
-    }
-
-    /// Which seat the sequence of each slot has, and how strong its adapter is; `None` of a plan without seats.
-    pub fn seats(&self) -> Option<Span> {
-        let offset = self.common.places.seats?;
-        let bytes = u64::from(self.common.kv_layout.slots * SEAT_WORDS) * 4;
-        Some(Span::Fixed(Range { region: Region::Arena, offset, bytes }))
     }
 
     /// Where a group stores the keys and values of its rows: the cache itself, or the stage of a chunk.

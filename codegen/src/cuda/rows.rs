@@ -5,6 +5,7 @@ use gemma4c_dsl::{LaunchArguments, SlotKey};
 use gemma4c_graph::{Group, NodeId, Product};
 use gemma4c_plan::cuda::Form;
 
+use super::adapter::wide_bank;
 use super::choice::Choice;
 use super::error::LowerError;
 use super::launch::{Int8Span, Span};
@@ -24,7 +25,7 @@ impl PhaseBuilder<'_, '_> {
         let owner = self.fused().group(of).clone();
         let product = self.product_of_group(&owner)?;
         let rows = self.rows_of(group);
-        let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
+        let Decoded { choice, arrival, pairs, .. } = self.decoded(&owner, &product)?;
         let kind = rows::Product::new(choice, rows, self.schedule.sum_order(of));
         let mut one = kind.one.shape(&self.common.can.target);
         if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
@@ -72,7 +73,10 @@ impl PhaseBuilder<'_, '_> {
             factor: if kind.is_normed() { prepared.factor } else { Span::Unused },
         };
         let strides = PrologueStridesArguments { input: input_stride, update: update_stride, branch: branch_stride };
-        let mut arguments: LaunchArguments<Span> = prepare_rows::Arguments { norms, out, strides }.into();
+        let wide = wide_bank(pairs.as_ref());
+        let narrowed = self.narrowed_rows(&owner, of, pairs)?;
+        let mut arguments: LaunchArguments<Span> =
+            prepare_rows::Arguments { norms, out, strides, narrowed, wide }.into();
         for (slot, filled) in slots {
             let slot = SlotKey { kernel: prepare_rows::slot::input.kernel, ..slot };
             arguments = arguments.with_slot(slot, filled);
@@ -80,7 +84,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: values * 9, flops: 0 };
         let why =
             Choice::because(format!("{rows} rows: normed and rounded once")).over("in every block of the product");
-        self.launch(instance, [rows, 1, 1], arguments, &[], work, why)?;
+        self.launch(instance, kind.prepare_grid(), arguments, &[], work, why)?;
         self.prepared.insert(of, prepared);
         Ok(())
     }

@@ -11,31 +11,39 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{DeviceDef, Filled, Instance, InstanceError};
 
 use super::attention::address::{record_of, row_of_record};
 use super::geglu::StridedRows;
 use super::matvec::Pairs;
-use super::matvec::adapter::{fours_of, narrow_codes, narrow_floats, pairs_before};
+use super::matvec::adapter::{
+    fours_of, matrix_of, narrow_codes, narrow_floats, pairs_before, row_of_b, sum_of_eight, wide_pair,
+};
 use super::norm::sum4;
 use super::values::value;
 
-/// Whose rows they are: a record for each, `stride` words apart, and for each slot its seat, counted from 1, and the
-/// bits of how strong the adapter in it is.
+/// Whose rows they are: entries of a seat, counted from 1, and the bits of how strong the adapter in it is. Decoded rows
+/// have an entry each; those of a prompt have that of their segment's slot, which its record in `state` tells.
 #[view]
 pub struct SeatedRows {
     pub state: Input<u32>,
-    pub seats: Input<u32>,
-    pub stride: u32,
+    pub seats: Weights<u32>,
+    pub segments: u32,
 }
 
 /// A row's seat and its strength; rows that are free have none.
 #[device]
 pub fn seat_of(row: u32, of: SeatedRows) -> U32x2 {
-    let record = record_of(of.state, row, of.stride);
+    let mut entry = row;
+    let mut is_used = true;
+    if of.segments == 1 {
+        let record = record_of(of.state, row, 0);
+        is_used = row_of_record(record, row, 0) < record.y;
+        entry = record.w;
+    }
     let mut seat = U32x2::ZERO;
-    if row_of_record(record, row, of.stride) < record.y {
-        seat = load::<U32x2>(of.seats, record.w * 2);
+    if is_used {
+        seat = load::<U32x2>(of.seats, entry * 2);
     }
     seat
 }
@@ -216,11 +224,7 @@ pub fn sixteen_codes<const PANELS: bool, const K: u32>(
 ) -> f32 {
     let part = if PANELS { (row / 8 * (K / 16) + at / 16) * 8 + row % 8 } else { row * (K / 16) + at / 16 };
     let group = if PANELS { (row / 8 * (K / 32) + at / 32) * 8 + row % 8 } else { row * (K / 32) + at / 32 };
-    let codes = load::<U32x4>(xq, part * 4);
-    let first = narrow_codes(codes.x, low.x, low.y, 0.0);
-    let second = narrow_codes(codes.y, low.z, low.w, first);
-    let third = narrow_codes(codes.z, high.x, high.y, second);
-    narrow_codes(codes.w, high.z, high.w, third) * xscale[group]
+    narrow_codes(load::<U32x4>(xq, part * 4), low, high) * xscale[group]
 }
 
 /// The same of floats, whose rows are `stride` apart.
@@ -233,69 +237,97 @@ pub fn sixteen_floats(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<f32>,
     narrow_floats(load::<U32x4>(own, 12u32), high.z, high.w, third)
 }
 
-/// The same of bf16.
+/// The same of 16-bit floats: bf16, or f16 without BF.
 #[device]
-pub fn sixteen_bf16<const K: u32>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
-    let own = x.offset((row * K + at) / 2);
-    let first = narrow_bf16(load::<U32x4>(own, 0u32), low, 0.0);
-    narrow_bf16(load::<U32x4>(own, 4u32), high, first)
+pub fn sixteen_halves<const K: u32, const BF: bool>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
+    let first = load::<U32x4>(x, (row * K + at) / 2);
+    let second = load::<U32x4>(x, (row * K + at) / 2 + 4);
+    let sum = narrow_pair(
+        first.w,
+        low.w,
+        narrow_pair(first.z, low.z, narrow_pair(first.y, low.y, narrow_pair(first.x, low.x, 0.0))),
+    );
+    narrow_pair(
+        second.w,
+        high.w,
+        narrow_pair(second.z, high.z, narrow_pair(second.y, high.y, narrow_pair(second.x, high.x, sum))),
+    )
 }
 
-/// Eight values.
+/// Two values.
 #[device]
-pub fn narrow_bf16(x: U32x4, a: U32x4, sum: f32) -> f32 {
-    let first = bf16_hi(x.x).mul_add(bf16_hi(a.x), bf16_lo(x.x).mul_add(bf16_lo(a.x), sum));
-    let second = bf16_hi(x.y).mul_add(bf16_hi(a.y), bf16_lo(x.y).mul_add(bf16_lo(a.y), first));
-    let third = bf16_hi(x.z).mul_add(bf16_hi(a.z), bf16_lo(x.z).mul_add(bf16_lo(a.z), second));
-    bf16_hi(x.w).mul_add(bf16_hi(a.w), bf16_lo(x.w).mul_add(bf16_lo(a.w), third))
+pub fn narrow_pair<const BF: bool>(x: u32, a: u32, sum: f32) -> f32 {
+    let first = if BF { bf16_lo(x) } else { f16_lo(x) };
+    let second = if BF { bf16_hi(x) } else { f16_hi(x) };
+    second.mul_add(bf16_hi(a), first.mul_add(bf16_lo(a), sum))
 }
 
-/// The same of f16.
-#[device]
-pub fn sixteen_f16<const K: u32>(row: u32, at: u32, low: U32x4, high: U32x4, x: Input<u32>) -> f32 {
-    let own = x.offset((row * K + at) / 2);
-    let first = narrow_f16(load::<U32x4>(own, 0u32), low, 0.0);
-    narrow_f16(load::<U32x4>(own, 4u32), high, first)
+/// The second halves that the product behind a launch will read: B of all matrices, as [`WidePlaces`] has them.
+#[view]
+pub struct WideBank {
+    pub b: Weights<u32>,
+    pub seats: u32,
+    pub has: u32,
+    pub second: u32,
+    pub third: u32,
+    pub rows: u32,
 }
 
-/// Eight values.
+/// Whether a row before has the same seat. A collective of the warp.
 #[device]
-pub fn narrow_f16(x: U32x4, a: U32x4, sum: f32) -> f32 {
-    let first = f16_hi(x.x).mul_add(bf16_hi(a.x), f16_lo(x.x).mul_add(bf16_lo(a.x), sum));
-    let second = f16_hi(x.y).mul_add(bf16_hi(a.y), f16_lo(x.y).mul_add(bf16_lo(a.y), first));
-    let third = f16_hi(x.z).mul_add(bf16_hi(a.z), f16_lo(x.z).mul_add(bf16_lo(a.z), second));
-    f16_hi(x.w).mul_add(bf16_hi(a.w), f16_lo(x.w).mul_add(bf16_lo(a.w), third))
+pub fn is_repeated(row: u32, seat: u32, row_seats: Weights<u32>) -> bool {
+    let mut same = false;
+    for other in (lane_id()..row).by(32) {
+        if row_seats[other * 2] == seat {
+            same = true;
+        }
+    }
+    warp_any(same)
+}
+
+/// Brings the rows of B of a seat to L2, before the weights of their product fill the way to memory. Thread `at` of
+/// `count` does its share, a line of neighbouring rows at a time.
+#[device]
+pub fn prefetch_wide<const RANK: u32>(seat: u32, at: u32, count: u32, of: WideBank) {
+    let together = (64 / RANK.max(16)).max(1);
+    for output in (at * together..of.rows).by(count * together) {
+        if of.has >> matrix_of(output, of.second, of.third) & 1 == 1 {
+            prefetch(of.b, row_of_b(output, seat, of.seats, of.has, of.second, of.third, of.rows) * (RANK / 2));
+        }
+    }
 }
 
 /// All numbers between the halves of a product's pairs, RANK for each matrix that has one, of decoded rows: a block has
-/// 16 of a row, each of its warps one. `seats_of` tells the product each row's seat.
+/// 16 of a row, each of its warps one. `row_seats` has an entry for each row.
 #[kernel(block = 512, dependent, slots(
     sixteen(row: u32, at: u32, low: U32x4, high: U32x4) -> f32
 ))]
-pub fn narrow_decoded<const K: u32, const RANK: u32, const PANELS: bool, const FACTORED: bool, const SEATED: bool>(
+pub fn narrow_decoded<const K: u32, const RANK: u32, const PANELS: bool, const BF: bool, const FACTORED: bool>(
     a: Weights<u32>,
-    rows: SeatedRows,
+    row_seats: Weights<u32>,
+    wide: WideBank,
     factor: Input<f32>,
     out: Output<f32>,
-    seats_of: Output<u32>,
     seats: u32,
-    strength: f32,
 ) {
     require!(RANK % 16 == 0);
-    grid_launch_dependents();
-    grid_dependency_wait();
     let value = block_idx() * 16 + warp_id();
     let row = block_idx_y();
-    let mut seat = u32x2(1, strength.to_bits());
-    if SEATED {
-        seat = seat_of(row, rows);
+    let seat = load::<U32x2>(row_seats, row * 2);
+    let start = ((value / RANK * seats + seat.x.max(1) - 1) * RANK + value % RANK) * K;
+    grid_launch_dependents();
+    // Its row of A is in L2 when the activations are there.
+    for line in (lane_id() * 64..K).by(2048) {
+        if seat.x > 0 {
+            prefetch(a, (start + line) / 2);
+        }
     }
-    if value == 0 && lane_id() == 0 {
-        seats_of[row] = seat.x;
+    if seat.x > 0 && !is_repeated(row, seat.x, row_seats) {
+        prefetch_wide(seat.x, block_idx() * 512 + thread_idx(), grid_dim() * 512, wide);
     }
+    grid_dependency_wait();
     let mut total = 0.0f32;
     if seat.x > 0 {
-        let start = ((value / RANK * seats + seat.x - 1) * RANK + value % RANK) * K;
         for four in 0u32..fours_of(K) {
             // Chunks as a row on its own has them, four to a sum.
             let mut chunks = regs(0.0f32, 4);
@@ -327,18 +359,18 @@ pub fn narrow_decoded<const K: u32, const RANK: u32, const PANELS: bool, const F
         if FACTORED {
             by = factor[row] * by;
         }
-        out[row * (grid_dim() * 16) + value] = total * by;
+        out[row * (grid_dim() * 16) + value] = if seat.x > 0 { total * by } else { 0.0 };
     }
 }
 
 /// What a product of decoded rows takes to add the second halves: B of all matrices, each with those of all seats; the numbers
-/// between the halves, `values` a row, and the seat of each row. `has` has a bit for each matrix with a pair, which begin
-/// with the rows 0, `second` and `third` of `rows`.
+/// between the halves, `values` a row, and the entry of each row's seat. `has` has a bit for each matrix with a pair, which
+/// begin with the rows 0, `second` and `third` of `rows`.
 #[view]
 pub struct WidePlaces {
     pub b: Weights<u32>,
     pub narrow: Input<f32>,
-    pub row_seats: Input<u32>,
+    pub row_seats: Weights<u32>,
     pub values: u32,
     pub rank: u32,
     pub seats: u32,
@@ -348,74 +380,127 @@ pub struct WidePlaces {
     pub rows: u32,
 }
 
-/// A result with what the adapter of its row adds: `at` counts the matrices' rows, then the rows of activations. The terms are
-/// added as eight lanes do it for a row on its own.
-#[device(fills(value, at))]
-pub fn widened(value: f32, at: u32, of: WidePlaces) -> f32 {
-    let row = at / of.rows;
-    let output = at % of.rows;
-    let matrix = if output >= of.third {
-        2u32
-    } else if output >= of.second {
-        1u32
-    } else {
-        0u32
-    };
-    let seat = of.row_seats[row];
-    let mut result = value;
-    if seat > 0 {
-        let start = if matrix == 2 {
-            of.third
-        } else if matrix == 1 {
-            of.second
-        } else {
-            0
-        };
-        let end = if matrix == 0 {
-            of.second
-        } else if matrix == 1 {
-            of.third
-        } else {
-            of.rows
-        };
-        let of_first = if matrix > 0 && of.has & 1 == 1 { of.second } else { 0 };
-        let of_second = if matrix > 1 && of.has >> 1 & 1 == 1 { of.third - of.second } else { 0 };
-        let of_b = (of_first + of_second) * of.seats + (seat - 1) * (end - start) + output - start;
-        let own_b = of.b.offset(of_b * (of.rank / 2));
-        let own = of.narrow.offset(row * of.values + pairs_before(of.has, matrix) * of.rank);
-        let mut sums = regs(0.0f32, 8);
-        if of.has >> matrix & 1 == 1 && of.rank == 16 {
-            // The usual rank: whole vectors.
-            let low = load::<U32x4>(own_b, 0u32);
-            let high = load::<U32x4>(own_b, 4u32);
-            let first = load::<F32x4>(own, 0u32);
-            let second = load::<F32x4>(own, 4u32);
-            let third = load::<F32x4>(own, 8u32);
-            let fourth = load::<F32x4>(own, 12u32);
-            sums[0u32] = bf16_hi(low.x).mul_add(first.y, bf16_lo(low.x) * first.x);
-            sums[1u32] = bf16_hi(low.y).mul_add(first.w, bf16_lo(low.y) * first.z);
-            sums[2u32] = bf16_hi(low.z).mul_add(second.y, bf16_lo(low.z) * second.x);
-            sums[3u32] = bf16_hi(low.w).mul_add(second.w, bf16_lo(low.w) * second.z);
-            sums[4u32] = bf16_hi(high.x).mul_add(third.y, bf16_lo(high.x) * third.x);
-            sums[5u32] = bf16_hi(high.y).mul_add(third.w, bf16_lo(high.y) * third.z);
-            sums[6u32] = bf16_hi(high.z).mul_add(fourth.y, bf16_lo(high.z) * fourth.x);
-            sums[7u32] = bf16_hi(high.w).mul_add(fourth.w, bf16_lo(high.w) * fourth.z);
-        } else if of.has >> matrix & 1 == 1 {
-            let each = of.rank / 16;
-            #[unroll]
-            for lane in 0u32..8 {
-                for w in lane * each..lane * each + each {
-                    let pair = own_b[w];
-                    sums[lane] = bf16_lo(pair).mul_add(own[w * 2], sums[lane]);
-                    sums[lane] = bf16_hi(pair).mul_add(own[w * 2 + 1], sums[lane]);
-                }
-            }
-        }
-        let even = sums[0u32] + sums[4u32] + (sums[2u32] + sums[6u32]);
-        let odd = sums[1u32] + sums[5u32] + (sums[3u32] + sums[7u32]);
-        result = value + (even + odd);
+/// The first word of an output's row of B, of a seat that is there.
+#[device]
+pub fn wide_start(output: u32, seat: u32, of: WidePlaces) -> u32 {
+    row_of_b(output, seat, of.seats, of.has, of.second, of.third, of.rows) * (of.rank / 2)
+}
+
+/// The first of the numbers that an output's row of B is multiplied by.
+#[device]
+pub fn narrow_start(output: u32, row: u32, of: WidePlaces) -> u32 {
+    row * of.values + pairs_before(of.has, matrix_of(output, of.second, of.third)) * of.rank
+}
+
+/// Whether an output's matrix has a pair.
+#[device]
+pub fn is_changed(output: u32, of: WidePlaces) -> bool {
+    of.has >> matrix_of(output, of.second, of.third) & 1 == 1
+}
+
+/// The terms of a row of B of 16 values, added up as a row on its own has them.
+#[device]
+pub fn sum_of_sixteen(low: U32x4, high: U32x4, narrow: Input<f32>, start: u32) -> f32 {
+    let first = load::<F32x4>(narrow, start);
+    let second = load::<F32x4>(narrow, start + 4);
+    let third = load::<F32x4>(narrow, start + 8);
+    let fourth = load::<F32x4>(narrow, start + 12);
+    let mut sums = regs(0.0f32, 8);
+    sums[0u32] = wide_pair(low.x, first.x, first.y, 0.0);
+    sums[1u32] = wide_pair(low.y, first.z, first.w, 0.0);
+    sums[2u32] = wide_pair(low.z, second.x, second.y, 0.0);
+    sums[3u32] = wide_pair(low.w, second.z, second.w, 0.0);
+    sums[4u32] = wide_pair(high.x, third.x, third.y, 0.0);
+    sums[5u32] = wide_pair(high.y, third.z, third.w, 0.0);
+    sums[6u32] = wide_pair(high.z, fourth.x, fourth.y, 0.0);
+    sums[7u32] = wide_pair(high.w, fourth.z, fourth.w, 0.0);
+    sum_of_eight(&sums)
+}
+
+/// Four results with what adapters of rank 16 add: x and y are of the first output, z and w of the second; x and z of the
+/// first row, y and w of the second. All rows of B are on their way before the first is there.
+#[device(fills(four, outputs, rows))]
+pub fn widened_by_sixteen(four: F32x4, outputs: U32x2, rows: U32x2, of: WidePlaces) -> F32x4 {
+    let first = of.row_seats[rows.x * 2];
+    let second = of.row_seats[rows.y * 2];
+    let mut result = four;
+    if first > 0 || second > 0 {
+        // What is not there is read from another place, and dropped.
+        let has_x = first > 0 && is_changed(outputs.x, of);
+        let has_y = second > 0 && is_changed(outputs.x, of);
+        let has_z = first > 0 && is_changed(outputs.y, of);
+        let has_w = second > 0 && is_changed(outputs.y, of);
+        let of_x = if has_x { wide_start(outputs.x, first, of) } else { 0 };
+        let of_y = if has_y { wide_start(outputs.x, second, of) } else { 0 };
+        let of_z = if has_z { wide_start(outputs.y, first, of) } else { 0 };
+        let of_w = if has_w { wide_start(outputs.y, second, of) } else { 0 };
+        let low_x = load::<U32x4>(of.b, of_x);
+        let high_x = load::<U32x4>(of.b, of_x + 4);
+        let low_y = load::<U32x4>(of.b, of_y);
+        let high_y = load::<U32x4>(of.b, of_y + 4);
+        let low_z = load::<U32x4>(of.b, of_z);
+        let high_z = load::<U32x4>(of.b, of_z + 4);
+        let low_w = load::<U32x4>(of.b, of_w);
+        let high_w = load::<U32x4>(of.b, of_w + 4);
+        let upper = if has_x || has_y { narrow_start(outputs.x, rows.x, of) } else { 0 };
+        let upper_next = if has_x || has_y { narrow_start(outputs.x, rows.y, of) } else { 0 };
+        let lower = if has_z || has_w { narrow_start(outputs.y, rows.x, of) } else { 0 };
+        let lower_next = if has_z || has_w { narrow_start(outputs.y, rows.y, of) } else { 0 };
+        let x = sum_of_sixteen(low_x, high_x, of.narrow, upper);
+        let y = sum_of_sixteen(low_y, high_y, of.narrow, upper_next);
+        let z = sum_of_sixteen(low_z, high_z, of.narrow, lower);
+        let w = sum_of_sixteen(low_w, high_w, of.narrow, lower_next);
+        result.x = if has_x { four.x + x } else { four.x };
+        result.y = if has_y { four.y + y } else { four.y };
+        result.z = if has_z { four.z + z } else { four.z };
+        result.w = if has_w { four.w + w } else { four.w };
     }
     result
+}
+
+/// A result with what an adapter of any rank adds.
+#[device]
+pub fn with_change(value: f32, output: u32, row: u32, of: WidePlaces) -> f32 {
+    let seat = of.row_seats[row * 2];
+    let mut result = value;
+    if seat > 0 && is_changed(output, of) {
+        let b = of.b.offset(wide_start(output, seat, of));
+        let t = of.narrow.offset(narrow_start(output, row, of));
+        let each = of.rank / 16;
+        let mut sums = regs(0.0f32, 8);
+        #[unroll]
+        for part in 0u32..8 {
+            for w in part * each..part * each + each {
+                sums[part] = wide_pair(b[w], t[w * 2], t[w * 2 + 1], sums[part]);
+            }
+        }
+        result = value + sum_of_eight(&sums);
+    }
+    result
+}
+
+/// As [`widened_by_sixteen`], of any rank.
+#[device(fills(four, outputs, rows))]
+pub fn widened(four: F32x4, outputs: U32x2, rows: U32x2, of: WidePlaces) -> F32x4 {
+    f32x4(
+        with_change(four.x, outputs.x, rows.x, of),
+        with_change(four.y, outputs.x, rows.y, of),
+        with_change(four.z, outputs.y, rows.x, of),
+        with_change(four.w, outputs.y, rows.y, of),
+    )
+}
+
+/// What fills the slot of a product of decoded rows that adds these pairs' second halves.
+pub fn change_of_rows(pairs: &Pairs) -> &'static DeviceDef {
+    if pairs.rank == 16 { widened_by_sixteen::DEF } else { widened::DEF }
+}
+
+/// What the function takes.
+pub fn change_arguments<M>(pairs: &Pairs, of: WidePlacesArguments<M>) -> Filled<M> {
+    match pairs.rank {
+        16 => widened_by_sixteen::Arguments { of }.into(),
+        _ => widened::Arguments { of }.into(),
+    }
 }
 
 /// How decoded rows arrive at a [`narrow_decoded`].
@@ -433,13 +518,12 @@ pub fn decoded_instance(pairs: &Pairs, k: u32, arriving: Arriving, factored: boo
         K: k,
         RANK: pairs.rank,
         PANELS: arriving == Arriving::Codes { in_panels: true },
+        BF: arriving == Arriving::BF16,
         FACTORED: factored,
-        SEATED: pairs.seated,
         sixteen: match arriving {
             Arriving::Codes { .. } => sixteen_codes::DEF,
             Arriving::Floats => sixteen_floats::DEF,
-            Arriving::BF16 => sixteen_bf16::DEF,
-            Arriving::F16 => sixteen_f16::DEF,
+            Arriving::BF16 | Arriving::F16 => sixteen_halves::DEF,
         },
     }
     .build()

@@ -7,8 +7,8 @@
 //!                           ──► widened-weights
 //! ```
 //!
-//! All but three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one
-//! launch, `forms` decides the form of every value in memory, and `rows` gives products of several decoded rows a
+//! All but four merge groups or mark them, and can be switched off. `adapters-apart` and `cut` take apart what no kernel
+//! computes in one launch, `forms` decides the form of every value in memory, and `rows` gives products of several decoded rows a
 //! launch before them: without these there is no program. No pass launches anything, allocates anything or knows an
 //! address.
 //!

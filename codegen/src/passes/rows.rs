@@ -26,11 +26,12 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     for group in &groups {
         let Some(product) = product_of(schedule.graph(), group) else { continue };
         let several = schedule.is_decoded_together(group);
-        // A row on its own takes its adapter with the product.
-        if !product.adapted.is_empty() && (several || schedule.in_16_bits) {
+        let is_prepared = several && !schedule.in_16_bits && !reads_activations_as_written(schedule, &product);
+        // A row on its own takes its adapter with the product; rows that are prepared take the first halves there.
+        if !product.adapted.is_empty() && !is_prepared && (several || schedule.in_16_bits) {
             helpers.push(Group::new(Kind::NarrowRows { of: product.matmuls[0] }, Vec::new()));
         }
-        if several && !schedule.in_16_bits && !reads_activations_as_written(schedule, &product) {
+        if is_prepared {
             schedule.mark(log, &group.nodes);
             helpers.push(Group::new(Kind::RowsPrologue { of: product.matmuls[0] }, Vec::new()));
         }

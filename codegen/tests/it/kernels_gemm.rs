@@ -151,7 +151,7 @@ fn every_shape_fits_its_gpu() {
                 pairs: 0,
                 out: ElementType::F32,
                 epilogue: Vec::new(),
-                adapted: false,
+                adapted: None,
             };
             for rows in [1, 8, 9, 17, 33, 65, MOST_ROWS, 300] {
                 let shape: Shape = of.shape(rows, cluster, target);

@@ -56,6 +56,11 @@ fn joined_results_are_left_as_the_next_product_reads_them() {
 }
 
 #[test]
+fn adapters_in_seats_have_the_bits_of_one_row() {
+    check(rows::adapters());
+}
+
+#[test]
 fn the_dense_half_of_a_mixture_has_the_bits_of_one_launch_of_both() {
     check(rows::mixture::cases());
 }

@@ -1,5 +1,5 @@
 //! mbarriers: barriers in shared memory with phases, at which threads, their `cp_async` copies and bulk copies arrive.
-//! Hopper and later.
+//! Threads arrive and wait on any GPU; copies arrive on Hopper and later.
 //!
 //! `let full = shared::<u64>(STAGES);` holds them. One thread makes each with `mbarrier_init`, then executes
 //! `fence_proxy_async` if bulk copies will use it, and a `barrier()` follows. A phase ends when `count` threads have
@@ -24,7 +24,7 @@ pub fn mbarrier_init(barriers: Shared<u64>, index: impl KernelIndex, count: u32)
 
 row! {
     /// Makes a barrier for `count` arrivals a phase.
-    Thread mbarrier_init since 90 needs [mbarrier_init_at]
+    Thread mbarrier_init needs [mbarrier_init_at]
     cuda "
 template <class I> __device__ __forceinline__ void mbarrier_init(u64* barriers, I index, u32 count) {
     asm volatile(\"mbarrier.init.shared::cta.b64 [%0], %1;\" :: \"r\"((u32)__cvta_generic_to_shared(barriers + index)), \"r\"(count) : \"memory\");
@@ -46,7 +46,7 @@ pub fn mbarrier_arrive(barriers: Shared<u64>, index: impl KernelIndex) {
 
 row! {
     /// Arrives: what this thread did before is ordered before what follows a wait for the phase.
-    Thread mbarrier_arrive since 90 needs [mbarrier_arrive_at]
+    Thread mbarrier_arrive needs [mbarrier_arrive_at]
     cuda "
 template <class I> __device__ __forceinline__ void mbarrier_arrive(u64* barriers, I index) {
     asm volatile(\"{\\n.reg .b64 state;\\nmbarrier.arrive.shared::cta.b64 state, [%0];\\n}\" :: \"r\"((u32)__cvta_generic_to_shared(barriers + index)) : \"memory\");
@@ -108,12 +108,16 @@ pub fn mbarrier_wait(barriers: Shared<u64>, index: impl KernelIndex, parity: u32
 
 row! {
     /// Waits for the end of the phase of this parity; what its arrivals and copies did is visible after.
-    Thread mbarrier_wait since 90 needs [mbarrier_wait_at]
+    Thread mbarrier_wait needs [mbarrier_wait_at]
     cuda "
 template <class I> __device__ __forceinline__ void mbarrier_wait(u64* barriers, I index, u32 parity) {
     u32 address = (u32)__cvta_generic_to_shared(barriers + index), done;
     do {
+#if __CUDA_ARCH__ >= 900
         asm volatile(\"{\\n.reg .pred over;\\nmbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\\nselp.u32 %0, 1, 0, over;\\n}\" : \"=r\"(done) : \"r\"(address), \"r\"(parity) : \"memory\");
+#else
+        asm volatile(\"{\\n.reg .pred over;\\nmbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\\nselp.u32 %0, 1, 0, over;\\n}\" : \"=r\"(done) : \"r\"(address), \"r\"(parity) : \"memory\");
+#endif
     } while (done == 0);
 }"
     host "template <class I> inline void mbarrier_wait(u64* barriers, I index, u32 parity) { mbarrier_wait_at((u64)(barriers + index), parity); }"

@@ -1,4 +1,4 @@
-//! Words that blocks of one launch send each other, or warps of a block: a word is its own flag. The memory is zero
+//! Words that blocks of one launch send each other: a word is its own flag. The memory is zero
 //! before that; a sender writes a word that is not zero, once, and a receiver reads until it is there. Nothing else is
 //! ordered by it.
 //!

@@ -165,7 +165,7 @@ impl Segment {
     }
 }
 
-/// Words of a slot in [`Places::seats`].
+/// Words of an entry of [`Places::seats`].
 pub const SEAT_WORDS: u32 = 2;
 
 /// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have
@@ -204,8 +204,9 @@ pub struct Places {
     pub masks: u64,
     /// Of a plan with towers.
     pub soft: Option<SoftPlaces>,
-    /// Of a plan with seats: which seat the sequence of each slot has, and how strong its adapter is. [`SEAT_WORDS`] for
-    /// each slot: the seat, 0 for none, and the bits of an f32.
+    /// Of a plan with seats: which seat a sequence has, and how strong its adapter is. Entries of [`SEAT_WORDS`]: the
+    /// seat, 0 for none, and the bits of an f32. First those of all slots, then those of the decoded rows, then that of
+    /// the asked row: a row's entry is a copy of its slot's, so that a launch finds it before it knows the row's record.
     pub seats: Option<u64>,
 }
 
@@ -237,6 +238,16 @@ impl Places {
     /// Words of a row of [`Places::masks`].
     pub const fn mask_words(vocabulary: u32) -> u32 {
         vocabulary.div_ceil(u32::BITS)
+    }
+
+    /// Words of [`Places::seats`].
+    pub fn seat_words(slots: u32, decode_rows: u32) -> u64 {
+        (u64::from(slots) + u64::from(decode_rows) + 1) * u64::from(SEAT_WORDS)
+    }
+
+    /// Where an entry of [`Places::seats`] is.
+    pub fn seat_entry(&self, entry: u32) -> Option<u64> {
+        self.seats.map(|seats| seats + u64::from(entry) * u64::from(SEAT_WORDS) * 4)
     }
 }
 

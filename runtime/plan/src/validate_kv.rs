@@ -2,9 +2,7 @@
 //! where there is memory for them.
 
 use crate::Plan;
-use crate::cuda::{
-    BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region, SEAT_WORDS, SEGMENT_ROWS, SEGMENT_WORDS,
-};
+use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS};
 use crate::validate_range::check_range;
 
 /// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart
@@ -91,10 +89,10 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
     if places.seats.is_some() != plan.model.seats.is_some() {
         return Err("places for seats that do not fit the plan's".into());
     }
-    let seat_words = u64::from(program.kv_layout.slots) * u64::from(SEAT_WORDS);
+    let seat_words = Places::seat_words(program.kv_layout.slots, program.decode_rows());
     let seats = places.seats.map(|offset| ("seats", offset, seat_words));
     for (name, offset, words) in words.into_iter().chain(soft).chain(seats) {
-        // Kernels read the four words of a segment, the first four of a record, and a slot's seat at once.
+        // Kernels read the four words of a segment, the first four of a record, and an entry of a seat at once.
         let alignment = if matches!(name, "rows" | "chunk" | "segments" | "asked" | "seats") { 16 } else { 4 };
         if !offset.is_multiple_of(alignment) {
             return Err(format!("{name} lies at {offset}, which is no place for a word"));

@@ -7,6 +7,7 @@
 mod chunk;
 mod draft;
 mod inspect;
+mod seats;
 mod towers;
 
 use std::collections::VecDeque;
@@ -45,6 +46,8 @@ pub struct BackendDevice {
     limits: Limits,
     /// Bytes of a seat's matrices.
     seat_bytes: Vec<u64>,
+    /// The entry of each slot in the table of seats.
+    seated: Vec<[u32; SEAT_WORDS as usize]>,
     identity: u128,
     layout: KvLayout,
     places: Places,
@@ -195,6 +198,7 @@ impl BackendDevice {
             backend,
             limits,
             seat_bytes: plan.seat_bytes(),
+            seated: vec![[0; SEAT_WORDS as usize]; layout.slots as usize],
             identity,
             layout,
             places,
@@ -340,7 +344,8 @@ impl BackendDevice {
         }
         // Rows that are free say so: their records are all zero.
         words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
-        self.write(self.places.rows, &words)
+        self.write(self.places.rows, &words)?;
+        self.write_row_seats(0, self.phases[phase].rows, rows.iter().map(|row| row.slot))
     }
 
     /// Queues the decode of rows whose records are there.
@@ -463,25 +468,11 @@ impl Device for BackendDevice {
     }
 
     fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
-        if !weights.fit(&self.seat_bytes) {
-            return Err(RuntimeError::OtherPlan);
-        }
-        let Some(seats) = self.limits.seats else { return Err(RuntimeError::NoSeats) };
-        // Each of the reserved weights has a matrix for every seat, and they follow each other.
-        let mut bank = 0;
-        for matrix in &weights.matrices {
-            let bytes = matrix.len() as u64;
-            let offset = bank + bytes * u64::from(seat - 1);
-            self.backend.write(Range { region: Region::Seats, offset, bytes }, matrix)?;
-            bank += bytes * u64::from(seats.count);
-        }
-        Ok(())
+        self.write_seat(seat, weights)
     }
 
     fn seat(&mut self, slot: u32, adapter: Option<Seated>) -> Result<(), RuntimeError> {
-        let at = self.places.seats.ok_or(RuntimeError::NoSeats)?;
-        let words = adapter.map_or([0; SEAT_WORDS as usize], |Seated { seat, strength }| [seat, strength.to_bits()]);
-        self.write(at + u64::from(slot * SEAT_WORDS) * 4, &words)
+        self.write_slot_seat(slot, adapter)
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {

@@ -12,6 +12,7 @@ use super::views::GemmTile;
 use super::warpgroups::gemm_warpgroups;
 use super::warps::{gemm, row_stride};
 use crate::kernels::adapter;
+use crate::kernels::matvec::Pairs;
 use crate::kernels::matvec::formats::{format, side_none};
 use crate::target::Target;
 
@@ -86,8 +87,8 @@ pub struct Gemm {
     pub out: ElementType,
     /// Applied in order to each value of the result, which is counted over all rows.
     pub epilogue: Vec<&'static DeviceDef>,
-    /// Adapters add to the results.
-    pub adapted: bool,
+    /// What adapters add to the results.
+    pub adapted: Option<Pairs>,
 }
 
 /// The shape of a launch. No bit of any result depends on it.
@@ -287,7 +288,7 @@ impl Gemm {
         };
         let (decode, epilogue) = (vec![decode_of(self.dtype, self.k, self.operands)], self.epilogue.clone());
         let (geglu, operands, out) = (self.geglu, self.operands, self.out);
-        let change = if self.adapted { vec![adapter::widened::DEF] } else { vec![] };
+        let change = self.adapted.iter().map(adapter::change_of_rows).collect();
         match shape.resident {
             0 => gemm::Chosen { T: tile, GEGLU: geglu, H: operands, O: out, side, decode, change, epilogue }.build(),
             _ => gemm_warpgroups::Chosen { T: tile, GEGLU: geglu, H: operands, O: out, side, decode, change, epilogue }

@@ -18,7 +18,7 @@ pub struct GemmOut<O: Float> {
 
 /// Stores the sums of a block, whose first output is `first_output`; those of several slices meet in `memory`, which
 /// nobody reads any more once all warps have come here. A collective of the cluster.
-#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
+#[device(slots(change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4, epilogue(value: f32, at: u32) -> f32))]
 pub fn store_sums<
     const ROWS: u32,
     const ACROSS: u32,
@@ -99,7 +99,7 @@ pub fn sum_of_slices<const ROWS: u32, const ACROSS: u32, const SLICES: u32, cons
 }
 
 /// Stores a value of the result: with GEGLU that of a gate, with what it gates.
-#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
 pub fn store_output<const GEGLU: bool, const PAIRS: u32, O: Float>(
     to: GemmOut<O>,
     value: f32,
@@ -112,17 +112,17 @@ pub fn store_output<const GEGLU: bool, const PAIRS: u32, O: Float>(
         if PAIRS > 0 {
             place = to.order[row];
         }
-        let own = place * (if GEGLU { 2 * to.outputs } else { to.outputs }) + output;
-        let mut result = change(value, own);
-        if GEGLU {
-            result = gelu_by_exp(result) * change(gated, own + to.outputs);
-        }
+        let result = if GEGLU { gelu_by_exp(value) * gated } else { value };
         to.out[place * to.outputs + output] = O::from_f32(epilogue(result, place * to.by_stride + output));
     }
 }
 
-/// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows.
-#[device(slots(change(value: f32, at: u32) -> f32, epilogue(value: f32, at: u32) -> f32))]
+/// Stores a fragment, of which a lane has outputs g and g + 8, or a gate and what it gates, of two rows. What changes
+/// them knows places behind the last ones as the last ones; sorted pairs have nothing that does.
+#[device(slots(
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
+    epilogue(value: f32, at: u32) -> f32
+))]
 pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
     to: GemmOut<O>,
     sum: F32x4,
@@ -131,10 +131,14 @@ pub fn store_fragment<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: F
 ) {
     let column = output + lane_id() / 4;
     let own = to.first_row + row + lane_id() % 4 * 2;
-    store_output(change, epilogue, to, sum.x, sum.z, column, own);
-    store_output(change, epilogue, to, sum.y, sum.w, column, own + 1);
+    let last = to.outputs - 1;
+    let second = if GEGLU { column.min(last) + to.outputs } else { (column + 8).min(last) };
+    let rows = u32x2(own.min(to.end - 1), (own + 1).min(to.end - 1));
+    let four = change(sum, u32x2(column.min(last), second), rows);
+    store_output(epilogue, to, four.x, four.z, column, own);
+    store_output(epilogue, to, four.y, four.w, column, own + 1);
     if !GEGLU {
-        store_output(change, epilogue, to, sum.z, 0.0, column + 8, own);
-        store_output(change, epilogue, to, sum.w, 0.0, column + 8, own + 1);
+        store_output(epilogue, to, four.z, 0.0, column + 8, own);
+        store_output(epilogue, to, four.w, 0.0, column + 8, own + 1);
     }
 }

@@ -46,7 +46,7 @@ pub fn multiply_blocks<const ROWS: u32, H: Float>(
 #[kernel(block = T.ACROSS * 32 + 32, min_blocks = T.RESIDENT, dependent, dynamic_shared, cluster = T.SLICES, slots(
     side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
-    change(value: f32, at: u32) -> f32,
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
 pub fn gemm_warpgroups<const T: GemmTile, const GEGLU: bool, H: Float, O: Float>(

@@ -6,42 +6,46 @@
 //! ```
 //!
 //! `t = A x` is a few numbers that every block needs, and A as large as a few rows of W. So the blocks share it out: each
-//! warp takes a chunk of a row of A, if there is one for it, and sends its sum to all ([`send`]); who needs `t` adds up the
-//! chunks, four at a time in their order, when the first results of its own are there: one warp of each block, for all of them. A lane holds
-//! its part of a row of B from before that, so that B is on its way with W.
+//! warp takes a chunk of a row of A, if there is one for it, and sends its sum to all ([`send`]). When the first results of
+//! a block are there, its first warp adds up the chunks, four at a time in their order, and the others wait for it at an
+//! mbarrier: if all warps asked for the same few lines of L2, they would wait for each other. A lane loads its part of a
+//! row of B before that, so that B arrives with W.
 //!
-//! A packet is a word that is not zero, so a sum of zero is sent as a negative one. The words must be zero before the launch: each
-//! launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B.
+//! A packet is a word that is not zero, so a sum of zero is sent as a negative one. The words must be zero before the
+//! launch: each launch clears those of the one before it that had an adapter. A row without a seat reads neither A nor B,
+//! and sends and clears nothing.
+//!
+//! What it does not do: activations with fine codes, matrices with pairs of different ranks, more than one pair a matrix
+//! (`codegen/src/passes/adapters.rs` takes those apart).
 
 use gemma4c_dsl::prelude::*;
 
 use super::parts::part_at;
 
 /// The adapters of a product's matrices: RANK values between the halves of each pair, 0 where there is no adapter. HAS
-/// has a bit for each matrix, of up to three, which begin with the rows 0, SECOND and THIRD.
+/// has a bit for each matrix, of up to three, which begin with the rows 0, SECOND and THIRD. A lane receives EACH of the
+/// values of all matrices.
 #[config]
 pub struct Adapted {
     pub RANK: u32,
+    pub EACH: u32,
     pub HAS: u32,
     pub SECOND: u32,
     pub THIRD: u32,
-    pub SEATED: bool,
 }
 
 /// Both halves of all pairs, in bf16, those of one matrix behind those of the one before, of each those of all `seats`.
-/// `words` are the packets, `spent` those of the launch before. `rows` has the row's record, `table` each slot's seat
-/// and strength; without seats `strength` is that of all.
+/// `words` are the packets, `spent` those of the launch before. `seat` has the row's seat, counted from 1, and the bits
+/// of how strong its adapter is.
 #[view]
 pub struct AdapterPlaces {
-    a: Weights<u32>,
-    b: Weights<u32>,
-    words: InOut<u32>,
-    spent: Output<u32>,
-    spent_words: u32,
-    rows: Input<u32>,
-    table: Input<u32>,
-    seats: u32,
-    strength: f32,
+    pub a: Weights<u32>,
+    pub b: Weights<u32>,
+    pub words: InOut<u32>,
+    pub spent: Output<u32>,
+    pub spent_words: u32,
+    pub seat: Weights<u32>,
+    pub seats: u32,
 }
 
 /// Values of a chunk: two turns of a warp, whose lanes take 16 values each.
@@ -75,26 +79,6 @@ pub fn narrow_values<const A: Adapted>() -> u32 {
     pairs_before(A.HAS, 3) * A.RANK
 }
 
-/// The slot of the row's sequence.
-#[device]
-pub fn slot_of_row<const A: Adapted>(of: AdapterPlaces) -> u32 {
-    let mut slot = 0u32;
-    if A.SEATED {
-        slot = of.rows[3u32];
-    }
-    slot
-}
-
-/// The row's seat, counted from 1, and how strong its adapter is.
-#[device]
-pub fn seat_of_slot<const A: Adapted>(slot: u32, of: AdapterPlaces) -> U32x2 {
-    let mut seat = u32x2(1, of.strength.to_bits());
-    if A.SEATED {
-        seat = load::<U32x2>(of.table, slot * 2);
-    }
-    seat
-}
-
 /// Clears the packets of the launch before.
 #[device]
 pub fn clear_spent<const WARPS: u32>(of: AdapterPlaces) {
@@ -116,11 +100,7 @@ pub fn narrow_part<const UNIT: u32, const INTEGER: bool>(
     let mut sum = 0.0f32;
     if INTEGER {
         let codes = load::<U32x4>(x_words, part_at(at / 16, units));
-        sum = narrow_codes(codes.x, low.x, low.y, sum);
-        sum = narrow_codes(codes.y, low.z, low.w, sum);
-        sum = narrow_codes(codes.z, high.x, high.y, sum);
-        sum = narrow_codes(codes.w, high.z, high.w, sum);
-        sum = sum * f32::from_bits(x_scales[at / 32].x);
+        sum = narrow_codes(codes, low, high) * f32::from_bits(x_scales[at / 32].x);
     } else {
         sum = narrow_floats(load::<U32x4>(x_words, part_at(at / 4, units)), low.x, low.y, sum);
         sum = narrow_floats(load::<U32x4>(x_words, part_at(at / 4 + 1, units)), low.z, low.w, sum);
@@ -130,9 +110,18 @@ pub fn narrow_part<const UNIT: u32, const INTEGER: bool>(
     sum
 }
 
+/// Sixteen values of A times as many codes.
+#[device]
+pub fn narrow_codes(codes: U32x4, low: U32x4, high: U32x4) -> f32 {
+    let first = narrow_four_codes(codes.x, low.x, low.y, 0.0);
+    let second = narrow_four_codes(codes.y, low.z, low.w, first);
+    let third = narrow_four_codes(codes.z, high.x, high.y, second);
+    narrow_four_codes(codes.w, high.z, high.w, third)
+}
+
 /// Four codes.
 #[device]
-pub fn narrow_codes(codes: u32, first: u32, second: u32, sum: f32) -> f32 {
+pub fn narrow_four_codes(codes: u32, first: u32, second: u32, sum: f32) -> f32 {
     let a = bf16_lo(first).mul_add(signed_byte_of(codes, 0) as f32, sum);
     let b = bf16_hi(first).mul_add(signed_byte_of(codes, 1) as f32, a);
     let c = bf16_lo(second).mul_add(signed_byte_of(codes, 2) as f32, b);
@@ -197,10 +186,16 @@ pub fn send_narrow<const K: u32, const UNIT: u32, const INTEGER: bool, const WAR
             }
             let sum = warp_sum(sum);
             if lane_id() == 0 {
-                send(of.words, task, if sum == 0.0 { 0x80000000 } else { sum.to_bits() });
+                send(of.words, task, packet_of(sum));
             }
         }
     }
+}
+
+/// A number as a word that is not zero.
+#[device]
+pub fn packet_of(number: f32) -> u32 {
+    if number == 0.0 { 0x80000000 } else { number.to_bits() }
 }
 
 /// The sum of four chunks.
@@ -209,62 +204,48 @@ pub fn sum_of_four(words: U32x4) -> f32 {
     f32::from_bits(words.x) + f32::from_bits(words.y) + f32::from_bits(words.z) + f32::from_bits(words.w)
 }
 
-/// Clears the words by which a block's first warp tells the others what it has received.
+/// Receives all numbers between the halves, times `factor`: neighbouring ones by a lane, all of them at once.
 #[device]
-pub fn clear_told<const WARPS: u32, const A: Adapted>(told: Shared<u32>) {
-    for value in (thread_idx()..narrow_values()).by(WARPS * 32) {
-        told[value] = 0;
-    }
-}
-
-/// Takes all numbers between the halves, times `factor`, into this warp's own part of shared memory. The block's first warp
-/// receives them and tells the others: if all warps asked for the same few lines of L2, these would wait for each other.
-#[device]
-pub fn take_narrow<const K: u32, const A: Adapted>(
-    factor: f32,
-    of: AdapterPlaces,
-    told: Shared<u32>,
-    narrow: Shared<f32>,
-) {
-    if warp_id() == 0 {
-        for value in (lane_id()..narrow_values()).by(32) {
-            let mut words = regs(U32x4::ZERO, (K + 4095) / 4096);
-            receive(of.words, value * fours_of(K) * 4, &mut words);
-            let mut sum = sum_of_four(words[0]);
+pub fn receive_narrow<const K: u32, const A: Adapted>(factor: f32, of: AdapterPlaces, narrow: Shared<f32>) {
+    if lane_id() * A.EACH < narrow_values() {
+        let mut words = regs(U32x4::ZERO, A.EACH * ((K + 4095) / 4096));
+        receive(of.words, lane_id() * A.EACH * fours_of(K) * 4, &mut words);
+        #[unroll]
+        for value in 0u32..A.EACH {
+            let mut sum = sum_of_four(words[value * fours_of(K)]);
             #[unroll]
             for four in 1u32..fours_of(K) {
-                sum = sum + sum_of_four(words[four]);
+                sum = sum + sum_of_four(words[value * fours_of(K) + four]);
             }
-            let number = sum * factor;
-            send(told, value, if number == 0.0 { 0x80000000 } else { number.to_bits() });
-            narrow[value] = number;
-        }
-    } else {
-        for four in (lane_id()..narrow_values() / 4).by(32) {
-            let mut words = regs(U32x4::ZERO, 1);
-            receive(told, four * 4, &mut words);
-            let numbers = f32x4(
-                f32::from_bits(words[0].x),
-                f32::from_bits(words[0].y),
-                f32::from_bits(words[0].z),
-                f32::from_bits(words[0].w),
-            );
-            store(narrow, four * 4, numbers);
+            narrow[lane_id() * A.EACH + value] = sum * factor;
         }
     }
-    warp_barrier();
 }
 
-/// The matrix that a row of the stacked ones is of.
+/// The matrix that a row of the stacked ones is of: the second and the third begin there.
 #[device]
-pub fn matrix_of<const A: Adapted>(row: u32) -> u32 {
-    if row >= A.THIRD {
-        2
-    } else if row >= A.SECOND {
-        1
-    } else {
-        0
+pub fn matrix_of(row: u32, second: u32, third: u32) -> u32 {
+    (if row >= second { 1u32 } else { 0 }) + (if row >= third { 1u32 } else { 0 })
+}
+
+/// The row of B for a row of the stacked matrices, of which there are `rows`: of each matrix with a pair B has all seats',
+/// one behind the other.
+#[device]
+pub fn row_of_b(row: u32, seat: u32, seats: u32, has: u32, second: u32, third: u32, rows: u32) -> u32 {
+    let matrix = matrix_of(row, second, third);
+    let mut start = 0u32;
+    let mut end = second;
+    if matrix == 1 {
+        start = second;
+        end = third;
     }
+    if matrix == 2 {
+        start = third;
+        end = rows;
+    }
+    let of_first = if matrix > 0 && has & 1 == 1 { second } else { 0 };
+    let of_second = if matrix > 1 && has >> 1 & 1 == 1 { third - second } else { 0 };
+    (of_first + of_second) * seats + (seat - 1) * (end - start) + row - start
 }
 
 /// Row `m` of the matrix rows that a warp works on at once, whose first output is `first`.
@@ -293,25 +274,8 @@ pub fn fetch_wide<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
     #[unroll]
     for turn in 0u32..wide_turns() {
         let row = row_of_set(first, turn * 4 + lane_id() / 8, rows);
-        let matrix = matrix_of(row);
-        let start = if matrix == 2 {
-            A.THIRD
-        } else if matrix == 1 {
-            A.SECOND
-        } else {
-            0
-        };
-        let end = if matrix == 0 {
-            A.SECOND
-        } else if matrix == 1 {
-            A.THIRD
-        } else {
-            rows
-        };
-        // Rows of B that are of matrices before this one.
-        let of_first = if matrix > 0 && A.HAS & 1 == 1 { A.SECOND } else { 0 };
-        let of_second = if matrix > 1 && A.HAS >> 1 & 1 == 1 { A.THIRD - A.SECOND } else { 0 };
-        let at = (of_first + of_second) * of.seats + (seat - 1) * (end - start) + row - start;
+        let matrix = matrix_of(row, A.SECOND, A.THIRD);
+        let at = row_of_b(row, seat, of.seats, A.HAS, A.SECOND, A.THIRD, rows);
         #[unroll]
         for w in 0u32..A.RANK / 16 {
             let mut word = 0u32;
@@ -339,7 +303,7 @@ pub fn changes_of<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
     for turn in 0u32..wide_turns() {
         let row = row_of_set(first, turn * 4 + lane_id() / 8, rows);
         // The numbers of a matrix that has none are multiplied by zeros.
-        let pair = pairs_before(A.HAS, matrix_of(row)).min(pairs_before(A.HAS, 3) - 1);
+        let pair = pairs_before(A.HAS, matrix_of(row, A.SECOND, A.THIRD)).min(pairs_before(A.HAS, 3) - 1);
         let at = pair * A.RANK + lane_id() % 8 * (A.RANK / 8);
         let mut sum = 0.0f32;
         #[unroll]
@@ -358,4 +322,16 @@ pub fn changes_of<const LANES: u32, const ROWS: u32, const PAIRED: bool, const A
         }
     }
     changes
+}
+
+/// Two values of a row of B, in a word, times as many numbers.
+#[device]
+pub fn wide_pair(word: u32, low: f32, high: f32, sum: f32) -> f32 {
+    bf16_hi(word).mul_add(high, bf16_lo(word).mul_add(low, sum))
+}
+
+/// The sum of eight parts of a row of B: every product with an adapter adds them up like this.
+#[device]
+pub fn sum_of_eight(sums: &Regs<f32>) -> f32 {
+    sums[0u32] + sums[4u32] + (sums[2u32] + sums[6u32]) + (sums[1u32] + sums[5u32] + (sums[3u32] + sums[7u32]))
 }

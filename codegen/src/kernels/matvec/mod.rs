@@ -32,8 +32,8 @@ use gemma4c_dsl::prelude::*;
 
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
 use adapter::{
-    Adapted, AdapterPlaces, changes_of, clear_spent, clear_told, fetch_wide, narrow_values, pairs_before,
-    prefetch_narrow, seat_of_slot, send_narrow, slot_of_row, take_narrow,
+    Adapted, AdapterPlaces, changes_of, clear_spent, fetch_wide, pairs_before, prefetch_narrow, receive_narrow,
+    send_narrow,
 };
 use parts::{
     Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
@@ -247,9 +247,9 @@ pub fn matvec<
     let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
     let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
-    // Of each warp, what lies between the halves of the adapters' pairs.
-    let narrow = shared::<f32>(if A.RANK > 0 { WARPS * pairs_before(A.HAS, 3) * A.RANK } else { 1 });
-    let told = shared::<u32>(if A.RANK > 0 { pairs_before(A.HAS, 3) * A.RANK } else { 4 });
+    // What lies between the halves of the adapters' pairs, and whether it is there.
+    let narrow = shared::<f32>(if A.RANK > 0 { pairs_before(A.HAS, 3) * A.RANK } else { 4 });
+    let narrowed = shared::<u64>(1);
     let units = K / UNIT;
 
     let lane = lane_id() % LANES;
@@ -289,16 +289,15 @@ pub fn matvec<
         }
     }
 
-    if A.RANK > 0 && !A.SEATED {
-        prefetch_narrow(1, adapter);
+    if A.RANK > 0 && thread_idx() == 0 {
+        mbarrier_init(narrowed, 0u32, 1);
     }
     grid_launch_dependents();
     grid_dependency_wait();
-    let mut slot = 0u32;
+    let mut seat = U32x2::ZERO;
     if A.RANK > 0 {
-        clear_spent(adapter);
-        clear_told(told);
-        slot = slot_of_row(adapter);
+        // Before the loads of the activations: it is there when they are, and nobody asks for it earlier.
+        seat = load::<U32x2>(adapter.seat, 0u32);
     }
     if READY {
         // All of a thread's loads, then all of its stores: a store waits for its load, and loads behind it would wait too.
@@ -388,13 +387,9 @@ pub fn matvec<
             }
         }
     }
-    let mut seat = U32x2::ZERO;
-    if A.RANK > 0 {
-        // Behind the loads of the activations, which would wait for the slot as this does.
-        seat = seat_of_slot(slot, adapter);
-        if A.SEATED {
-            prefetch_narrow(seat.x, adapter);
-        }
+    if A.RANK > 0 && seat.x > 0 {
+        prefetch_narrow(seat.x, adapter);
+        clear_spent(adapter);
     }
     let mut wide = regs(0u32, if A.RANK > 0 { (32 / LANES * ROWS + 3) / 4 * (A.RANK / 16) } else { 1 });
     if A.RANK > 0 && seat.x > 0 && base < end {
@@ -404,7 +399,6 @@ pub fn matvec<
     if A.RANK > 0 {
         send_narrow(seat.x, adapter, x_words, x_scales);
     }
-    let own_narrow = narrow.offset(if A.RANK > 0 { warp_id() * narrow_values() } else { 0 });
     let mut has_narrow = false;
 
     // The norm's factor, which the results take, is computed when the first of them is there: until then a warp has better things to do.
@@ -503,11 +497,18 @@ pub fn matvec<
             }
             let mut changes = f32x2(0.0, 0.0);
             if A.RANK > 0 && seat.x > 0 {
+                if !has_narrow && warp_id() == 0 {
+                    receive_narrow(after * f32::from_bits(seat.y), adapter, narrow);
+                    warp_barrier();
+                    if lane_id() == 0 {
+                        mbarrier_arrive(narrowed, 0u32);
+                    }
+                }
                 if !has_narrow {
-                    take_narrow(after * f32::from_bits(seat.y), adapter, told, own_narrow);
+                    mbarrier_wait(narrowed, 0u32, 0);
                     has_narrow = true;
                 }
-                changes = changes_of(here - own, own + output.min(outputs - 1), rows, &wide, own_narrow);
+                changes = changes_of(here - own, own + output.min(outputs - 1), rows, &wide, narrow);
                 if has_next {
                     fetch_wide(there - own, rows, seat.x, adapter, &mut wide);
                 }

@@ -98,12 +98,10 @@ impl Pairs {
     }
 
     fn config(of: Option<&Pairs>) -> Adapted {
-        match of {
-            None => Adapted { RANK: 0, HAS: 0, SECOND: 0, THIRD: 0, SEATED: false },
-            Some(of) => {
-                Adapted { RANK: of.rank, HAS: of.has(), SECOND: of.start(1), THIRD: of.start(2), SEATED: of.seated }
-            }
-        }
+        let Some(of) = of else { return Adapted { RANK: 0, EACH: 1, HAS: 0, SECOND: 0, THIRD: 0 } };
+        let values = of.narrow_values();
+        let lanes = if values.is_multiple_of(32) { 32 } else { 16 };
+        Adapted { RANK: of.rank, EACH: values / lanes, HAS: of.has(), SECOND: of.start(1), THIRD: of.start(2) }
     }
 }
 

@@ -72,7 +72,7 @@ pub fn keep_rows_of_tile<
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    change(value: f32, at: u32) -> f32,
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -224,11 +224,11 @@ pub fn rows_matvec<
                 }
                 let row = first + i;
                 if lane < lane_outputs && output < outputs && row < rows {
-                    let after = factors[i];
-                    let own = row * (if PAIRED { 2 * outputs } else { outputs }) + output;
-                    let first = change(value * after, own);
-                    let second = if PAIRED { change(up * after, own + outputs) } else { 0.0 };
-                    out[row * outputs + output] = epilogue(join(first, second), row * by_stride + output);
+                    let first = value * factors[i];
+                    let second = up * factors[i];
+                    let next = if PAIRED { output + outputs } else { output };
+                    let four = change(f32x4(first, first, second, second), u32x2(output, next), u32x2(row, row));
+                    out[row * outputs + output] = epilogue(join(four.x, four.z), row * by_stride + output);
                 }
             }
         }

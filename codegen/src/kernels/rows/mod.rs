@@ -92,7 +92,7 @@ impl Product {
         }
     }
 
-    /// The kernel that makes the activations for a product of that shape, launched on `[rows, 1, 1]`; `None` where the product reads them as they arrive.
+    /// The kernel that makes the activations for a product of that shape, launched on [`Product::prepare_grid`]; `None` where the product reads them as they arrive.
     /// `one` is the shape of the product of one row.
     pub fn prepare(&self, one: LaunchShape, shape: Shape) -> Result<Option<Instance>, RowsError> {
         self.check()?;
@@ -112,9 +112,11 @@ impl Product {
         };
         let form =
             prepare::PreparedForm { INTEGER: self.is_integer(), FINE: self.is_fine(), PANELS: shape.takes_panels() };
+        let (values, rank) = self.one.adapted.as_ref().map_or((0, 0), |pairs| (pairs.narrow_values(), pairs.rank));
         let instance = prepare::prepare_rows::Chosen {
             R: prologue,
             F: form,
+            N: prepare::Narrowed { VALUES: values, RANK: rank, UNIT: 16 },
             input: slots::four_of::DEF,
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
             branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
@@ -123,6 +125,12 @@ impl Product {
         }
         .build()?;
         Ok(Some(instance))
+    }
+
+    /// Blocks of that kernel: one a row, and with adapters one for each 16 numbers between their halves.
+    pub fn prepare_grid(&self) -> [u32; 3] {
+        let values = self.one.adapted.as_ref().map_or(0, |pairs| pairs.narrow_values());
+        [self.rows, 1 + values / 16, 1]
     }
 
     /// How it is launched on a GPU, in words too: the reason, and what was next.
@@ -136,7 +144,7 @@ impl Product {
         self.check()?;
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
-        let change = if self.one.adapted.is_some() { vec![adapter::widened::DEF] } else { vec![] };
+        let change = self.one.adapted.iter().map(adapter::change_of_rows).collect();
         match (shape, TensorFormat::of(self.one.dtype)) {
             (shape, _) if self.leaves_panels && !shape.can_leave_panels(self.one.outputs) => Err(RowsError::Panels),
             (Shape::Tiles(_), _) if self.order != SumOrder::Matvec => Err(RowsError::Order),

@@ -6,7 +6,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::warp_tile::finished;
+use super::warp_tile::changed;
 use crate::kernels::quantise::quantise4;
 
 /// Values from a row of a panel to the next: four more than a group has, so that a warp's writes go to different banks.
@@ -23,11 +23,11 @@ pub fn held_panel() -> u32 {
 
 /// Holds the results of eight rows of activations from row `row` on, and of the eight outputs from `base` on, which are the `eighth` of their group: zeros where there are none.
 #[device(slots(
-    change(value: f32, at: u32) -> f32,
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
-pub fn hold_results<const FACTORED: bool>(
+pub fn hold_results(
     value: F32x4,
     base: u32,
     outputs: u32,
@@ -40,17 +40,13 @@ pub fn hold_results<const FACTORED: bool>(
 ) {
     let output = base + lane_id() / 4;
     let first = row + lane_id() % 4 * 2;
-    let mut by = f32x2(1.0, 1.0);
-    if FACTORED {
-        by = f32x2(factor[first.min(rows - 1)], factor[(first + 1).min(rows - 1)]);
-    }
+    let four = changed(change, value, output, output, outputs, first, rows, factor);
     let mut joined = f32x2(0.0, 0.0);
     if first < rows && output < outputs {
-        joined.x = finished(change, join, epilogue, value.x * by.x, value.z * by.x, output, outputs, first, by_stride);
+        joined.x = epilogue(join(four.x, four.z), first * by_stride + output);
     }
     if first + 1 < rows && output < outputs {
-        joined.y =
-            finished(change, join, epilogue, value.y * by.y, value.w * by.y, output, outputs, first + 1, by_stride);
+        joined.y = epilogue(join(four.y, four.w), (first + 1) * by_stride + output);
     }
     let to = lane_id() % 4 * (2 * held_stride()) + eighth * 8 + lane_id() / 4;
     held[to] = joined.x;

@@ -13,7 +13,7 @@ use super::warp_tile::{end_stretch, lane_places, leave_results, leave_stretch, m
     start(sum: i32) -> i32,
     whole(first: i32, second: i32, factors: U32x4) -> f32,
     factors(side: U32x4, number: u32) -> U32x4,
-    change(value: f32, at: u32) -> f32,
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]

@@ -369,25 +369,35 @@ pub fn results_of_stretches(at: u32, apart: u32, sums: Shared<F32x4>) -> F32x4 {
     )
 }
 
-/// A result of row `row` of the activations: of an output, or of what it is joined to.
-#[device(slots(
-    change(value: f32, at: u32) -> f32,
-    join(value: f32, up: f32) -> f32,
-    epilogue(value: f32, row: u32) -> f32
-))]
-pub fn finished<const PAIRED: bool>(value: f32, up: f32, output: u32, outputs: u32, row: u32, by_stride: u32) -> f32 {
-    let own = row * (if PAIRED { 2 * outputs } else { outputs }) + output;
-    let second = if PAIRED { change(up, own + outputs) } else { 0.0 };
-    epilogue(join(change(value, own), second), row * by_stride + output)
+/// A lane's results of two rows of activations, changed: x and y are of output `lower`, z and w of `upper`, or of what the
+/// first are joined to. Places behind the last ones are theirs.
+#[device(slots(change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4))]
+pub fn changed<const PAIRED: bool, const FACTORED: bool>(
+    value: F32x4,
+    lower: u32,
+    upper: u32,
+    outputs: u32,
+    first: u32,
+    rows: u32,
+    factor: Input<f32>,
+) -> F32x4 {
+    let own = u32x2(first.min(rows - 1), (first + 1).min(rows - 1));
+    let mut four = value;
+    if FACTORED {
+        let by = f32x2(factor[own.x], factor[own.y]);
+        four = f32x4(value.x * by.x, value.y * by.y, value.z * by.x, value.w * by.y);
+    }
+    let second = if PAIRED { lower.min(outputs - 1) + outputs } else { upper.min(outputs - 1) };
+    change(four, u32x2(lower.min(outputs - 1), second), own)
 }
 
 /// Writes the results of eight rows of activations, from row `row` on: the lane's rows g and g + 8 of the weights, or what they are joined to. `base` is the first output of the 16.
 #[device(slots(
-    change(value: f32, at: u32) -> f32,
+    change(four: F32x4, outputs: U32x2, rows: U32x2) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
-pub fn leave_results<const PAIRED: bool, const FACTORED: bool>(
+pub fn leave_results<const PAIRED: bool>(
     value: F32x4,
     base: u32,
     outputs: u32,
@@ -400,24 +410,20 @@ pub fn leave_results<const PAIRED: bool, const FACTORED: bool>(
     let lower = base + lane_id() / 4;
     let upper = lower + 8;
     let first = row + lane_id() % 4 * 2;
-    let mut by = f32x2(1.0, 1.0);
-    if FACTORED {
-        by = f32x2(factor[first.min(rows - 1)], factor[(first + 1).min(rows - 1)]);
-    }
+    let four = changed(change, value, lower, upper, outputs, first, rows, factor);
     let own = first * outputs;
-    if first < rows && lower < outputs {
-        out[own + lower] =
-            finished(change, join, epilogue, value.x * by.x, value.z * by.x, lower, outputs, first, by_stride);
+    if lower < outputs && first < rows {
+        let at = first * by_stride + lower;
+        out[own + lower] = epilogue(join(four.x, if PAIRED { four.z } else { 0.0 }), at);
+        if first + 1 < rows {
+            out[own + outputs + lower] = epilogue(join(four.y, if PAIRED { four.w } else { 0.0 }), at + by_stride);
+        }
     }
-    if first + 1 < rows && lower < outputs {
-        out[own + outputs + lower] =
-            finished(change, join, epilogue, value.y * by.y, value.w * by.y, lower, outputs, first + 1, by_stride);
-    }
-    if !PAIRED && first < rows && upper < outputs {
-        out[own + upper] = finished(change, join, epilogue, value.z * by.x, 0.0, upper, outputs, first, by_stride);
-    }
-    if !PAIRED && first + 1 < rows && upper < outputs {
-        out[own + outputs + upper] =
-            finished(change, join, epilogue, value.w * by.y, 0.0, upper, outputs, first + 1, by_stride);
+    if !PAIRED && upper < outputs && first < rows {
+        let at = first * by_stride + upper;
+        out[own + upper] = epilogue(join(four.z, 0.0), at);
+        if first + 1 < rows {
+            out[own + outputs + upper] = epilogue(join(four.w, 0.0), at + by_stride);
+        }
     }
 }

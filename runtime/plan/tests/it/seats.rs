@@ -123,7 +123,7 @@ fn a_gpus_program_has_memory_for_them() {
     for (bytes, places, expected) in [
         (3583, Some(0), "3583 bytes for seats, and their weights are Some(3584)"),
         (3584, None, "places for seats that do not fit the plan's"),
-        (3584, Some(8192), "seats takes 8 bytes at 8192 of 8192 in Arena"),
+        (3584, Some(8192), "seats takes 24 bytes at 8192 of 8192 in Arena"),
         (3584, Some(4), "seats lies at 4"),
     ] {
         let why = with(bytes, places).expect_err(expected);

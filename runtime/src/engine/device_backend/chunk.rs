@@ -93,6 +93,7 @@ impl BackendDevice {
         let mut words = self.record(position + asked.row, 1, first_row + asked.row, slot);
         self.settings(&mut words, &asked.picking);
         words[record::COLUMN] = column;
+        self.write_row_seats(self.history_rows, 1, [slot].into_iter())?;
         self.write(self.places.asked, &words)
     }
 }

@@ -107,6 +107,7 @@ impl BackendDevice {
         let phase = self.decode_phase(self.limits.verified_rows)?;
         words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
         self.write(self.places.rows, &words)?;
+        self.write_row_seats(0, self.phases[phase].rows, (0..self.limits.verified_rows).map(|_| slot))?;
         (self.latest, self.waiting) = (None, None);
         self.entered.fill(None);
         Ok(())
