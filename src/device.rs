@@ -91,6 +91,7 @@ impl Place {
         let on_gpu = match device {
             Device::Sim => {
                 refuse(on.multiprocessors.is_some(), "--sms takes SMs from a GPU: a simulated one has none")?;
+                refuse(on.memory.is_some(), "a simulated GPU has the memory that the plan was compiled for")?;
                 return Ok(Chosen::Simulated);
             }
             Device::Cpu => false,
@@ -112,6 +113,7 @@ impl Place {
             return Ok(Chosen::Gpu);
         }
         refuse(on.multiprocessors.is_some(), "--sms takes SMs from a GPU, but the plan runs on the CPU")?;
+        refuse(on.memory.is_some(), "--memory and --vram are about GPUs, but the plan runs on the CPU")?;
         refuse(on.program.is_some(), "--program chooses among programs for GPUs, but the plan runs on the CPU")?;
         Ok(Chosen::Cpu)
     }

@@ -49,7 +49,7 @@ pub struct Options {
     pub sequences: u32,
     /// Drafts of a sequence that a GPU verifies at once; `None`: as many as a drafter makes, if there is one.
     pub drafts: Option<u32>,
-    /// Rings of a GPU beyond those of the sequences, for snapshots; `None`: as many as are of use.
+    /// Snapshots that a GPU has room for beside the sequences; `None`: as many as are of use.
     pub snapshots: Option<u32>,
     /// Bytes of a GPU's memory that the plan may take; `None`: as many as it needs.
     pub vram: Option<u64>,
@@ -156,7 +156,6 @@ impl Options {
             gpus: vec![gpu],
             sequences: layout.slots,
             drafts: Some(program.verified_rows - 1),
-            snapshots: Some(layout.rings - layout.slots),
             // What a budget decided then is what it decides now, if it is as large as the plan.
             vram: program.memory.device(),
             seats: plan.model.seats,

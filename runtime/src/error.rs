@@ -49,7 +49,7 @@ pub enum RuntimeError {
     #[error("the plan has no program for `{key}`; it has {known}")]
     NoSuchProgram { key: String, known: String },
     #[error("the plan needs {needed} bytes on {gpu}, {free} are free: {advice}")]
-    OutOfDeviceMemory { gpu: String, needed: u64, free: u64, advice: &'static str },
+    OutOfDeviceMemory { gpu: String, needed: u64, free: u64, advice: String },
     #[error("value {value} of {tensor} is infinite, NaN or too large for 16 bits: the model's file is damaged")]
     NoNumber { tensor: String, value: u64 },
     #[error(
@@ -65,7 +65,7 @@ pub enum RuntimeError {
     #[error("the plan has no steps for {0:?}")]
     NoSuchRun(Run),
     #[error(
-        "position {to} cannot be restored from position {from}: the sliding layers' KV rings no longer hold the rows it needs"
+        "position {to} cannot be restored from position {from}: the pages of sliding layers no longer hold the rows it needs"
     )]
     Forgotten { to: u32, from: u32 },
     #[error("intermediate values can be seen only on the CPU: use --device cpu")]

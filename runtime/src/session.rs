@@ -83,10 +83,12 @@ impl Session {
     /// The sequence has the first slot, and the first pages in order.
     fn new(plan: Arc<Plan>, mut device: Box<dyn Inspect>) -> Result<Session, RuntimeError> {
         let limits = device.limits();
-        let pages = limits.blocks_for(plan.program.context);
-        // A token decoded in vain overwrites the oldest row of a ring.
+        let [sliding, full] = limits.pages_for(plan.program.context);
+        // A token decoded in vain overwrites the oldest row of a window's pages.
         let ahead = limits.ahead.min(limits.spare_rows).saturating_sub(1);
-        device.set_pages(SLOT, &(0..pages).collect::<Vec<u32>>())?;
+        let pages: Vec<u32> = (0..sliding + full).collect();
+        let (sliding, full) = pages.split_at(sliding as usize);
+        device.set_pages(SLOT, sliding, full)?;
         let has_backend = device.backend().is_some();
         let engine = Engine::new(device, Options { prompts_first: true, ahead: Some(ahead), ..Options::default() })?;
         Ok(Session { plan, engine, has_backend, seen: Vec::new(), written: 0, placed: Vec::new(), adapter: None })
@@ -172,16 +174,11 @@ impl Session {
 
     /// Whether every layer still has the rows that the token at `position` looks back on.
     fn remembers(&self, position: u32) -> bool {
-        let there = |window: Option<u32>, rows: u32| {
-            let oldest_there = self.written.saturating_sub(rows);
-            window.is_none_or(|window| position == 0 || (position + 1).saturating_sub(window) >= oldest_there)
-        };
-        match &self.plan.cuda {
-            Some(cuda) if self.has_backend => {
-                cuda.program.kv_layout.caches.iter().all(|cache| there(cache.window, cache.rows))
-            }
-            _ => self.plan.program.caches.iter().all(|cache| there(cache.window, cache.capacity)),
-        }
+        let paging = self.engine.limits().sliding;
+        // Whether a position's row is still there where the pages have been gone round.
+        let oldest_there = self.written.saturating_sub(paging.kept());
+        let mut windows = self.plan.program.caches.iter().filter_map(|cache| cache.window);
+        windows.all(|window| position == 0 || (position + 1).saturating_sub(window) >= oldest_there)
     }
 
     /// Appends a prompt's tokens to the sequence, in chunks of at most `chunk` (or of the plan's size), and calls

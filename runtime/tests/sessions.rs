@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use gemma4c_plan::cuda::{PhaseKind, Places, Range, Region};
+use gemma4c_plan::cuda::{Paging, PhaseKind, Places, Range, Region};
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::{Asked, Backend, Finish, Pick, Request, Run, RuntimeError, Sampler, Session};
 
@@ -68,7 +68,8 @@ impl Backend for Fake {
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
         let (kind, rows, asked_from, end) = self.phases[run.phase];
         let is_decode = kind == PhaseKind::Decode;
-        assert_eq!(self.words(self.places.pages, 1), [0]);
+        let first = [self.places.windows, self.places.pages].map(|table| self.words(table, 1)[0]);
+        assert_eq!(first, [0, 1]);
         let record = if is_decode { self.places.rows } else { self.places.segments };
         // Of a segment the third word is its first row.
         let [position, used, token, slot] = self.words(record, 4).try_into().unwrap();
@@ -262,9 +263,9 @@ fn a_plan_without_prefill_feeds_its_prompt_row_by_row() {
 }
 
 #[test]
-fn a_ring_with_room_for_one_row_is_not_run_ahead_of() {
+fn a_window_with_room_for_one_row_more_is_not_run_ahead_of() {
     let mut plan = support::plan();
-    plan.cuda.as_mut().unwrap().program.kv_layout.caches[0].rows = 9;
+    plan.cuda.as_mut().unwrap().program.kv_layout.sliding = Paging { rows: 9, entries: 1 };
     let mut bench = bench_of(plan);
     assert_eq!(bench.rows(&PROMPT[..2], Asked::All, None), [(0, 0), (1, 1)]);
     assert_eq!(bench.logged(), ["2:all @0+1", "2:all @1+1"]);
@@ -358,7 +359,9 @@ fn a_reader_that_has_enough_ends_it() {
 /// The only sliding layer has a window of 8, and a ring of 16 rows.
 #[test]
 fn a_sequence_goes_back_as_far_as_its_windows_remember() {
-    let mut bench = bench();
+    let mut plan = support::plan();
+    plan.cuda.as_mut().unwrap().program.kv_layout.sliding = Paging { rows: 16, entries: 1 };
+    let mut bench = bench_of(plan);
     let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 12).collect();
     bench.rows(&prompt, Asked::None, None);
     let back = bench.session.truncate(30);

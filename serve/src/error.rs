@@ -112,8 +112,8 @@ impl From<RequestError> for ApiError {
             RequestError::PromptTooLong { tokens, context } => {
                 ApiError::context_exceeded(context, tokens, "all of them in the prompt")
             }
-            RequestError::NeverFits { positions, needed, blocks } => {
-                let context = blocks.saturating_mul(positions.div_ceil(needed.max(1)));
+            RequestError::NeverFits { positions, needed, pages } => {
+                let context = pages.saturating_mul(positions.div_ceil(needed.max(1)));
                 ApiError::context_exceeded(context, positions as usize, &message)
             }
             // Seats are given and kept here.

@@ -290,8 +290,8 @@ fn version_json(app: &App) -> Map<String, Value> {
         ("input_modalities", app.senses.modalities().into()),
         ("device", ready.map(|ready| ready.device.as_str()).into()),
         ("sequences", ready.map(|ready| ready.sequences).into()),
-        ("blocks", ready.map(|ready| ready.blocks).into()),
-        ("block_size", ready.map(|ready| ready.block_rows).into()),
+        ("blocks", ready.map(|ready| ready.pages).into()),
+        ("block_size", ready.map(|ready| ready.page_rows).into()),
         ("memory_bytes", ready.and_then(|ready| ready.memory_bytes).into()),
     ] {
         facts.insert(name.into(), value);

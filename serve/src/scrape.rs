@@ -30,7 +30,7 @@ impl<'a> Told<'a> {
             model: format!("\"{}\"", app.model.replace('\\', "\\\\").replace('"', "\\\"")),
             metrics: &app.state.metrics,
             waiting: app.state.waiting(),
-            block_rows: app.slot.ready().map_or(0, |ready| ready.block_rows),
+            block_rows: app.slot.ready().map_or(0, |ready| ready.page_rows),
             is_here: app.slot.is_here(),
             loads: app.slot.loads(),
             seats: app.adapters.seats().map_or(0, |seats| seats.count),

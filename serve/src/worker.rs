@@ -79,8 +79,9 @@ impl Drop for Guard {
 pub struct Ready {
     pub device: String,
     pub sequences: u32,
-    pub blocks: u32,
-    pub block_rows: u32,
+    /// Of keys and values, and the positions of one in full layers.
+    pub pages: u32,
+    pub page_rows: u32,
     pub memory_bytes: Option<u64>,
 }
 
@@ -119,8 +120,8 @@ impl Worker {
                 let facts = Ready {
                     device: engine.device().name(),
                     sequences: limits.rows,
-                    blocks: limits.blocks,
-                    block_rows: limits.block_rows,
+                    pages: limits.pages,
+                    page_rows: limits.full.rows,
                     memory_bytes: engine.device().memory().ok().flatten().map(|memory| memory.planned),
                 };
                 // Nobody waits any more where the server has ended in the meantime.
@@ -265,7 +266,7 @@ impl Thread {
 
     fn observe(&self) {
         let occupation = self.engine.occupation();
-        self.state.metrics.occupy(occupation.running, occupation.blocks - occupation.free_blocks, occupation.blocks);
+        self.state.metrics.occupy(occupation.running, occupation.pages - occupation.free_pages, occupation.pages);
     }
 
     /// Whether to go on.

@@ -30,11 +30,12 @@ pub struct ModelArgs {
     #[arg(long, value_enum)]
     kv: Option<Kv>,
 
-    /// With a GGUF model: the part of the GPU's memory that the plan may take [default: 0.9]
+    /// The part of the GPU's memory that the plan may take: what its weights and activations leave is pages of keys and
+    /// values [default: 0.9; of a plan, the pages that it was compiled with]
     #[arg(long, value_name = "PART", value_parser = plan_file::part, conflicts_with = "vram")]
     memory: Option<f64>,
 
-    /// With a GGUF model: device memory that the plan may take, such as 24GiB, in place of --memory
+    /// Device memory that the plan may take, such as 24GiB, in place of --memory
     #[arg(long, value_name = "SIZE", value_parser = plan_file::size)]
     vram: Option<u64>,
 
@@ -85,6 +86,10 @@ impl ModelArgs {
             plan.plan = brought.model.clone();
         }
         if !files::is_model(&plan.plan)? {
+            if self.memory.is_some() || self.vram.is_some() {
+                let bytes = self.device_bytes().context("--memory is about GPUs, but this machine has none")?;
+                plan.memory = Some(bytes / needs.sharing.max(1));
+            }
             return self.refuse_for_plan(&plan.plan, needs);
         }
         let brought = brought.unwrap_or_default();
@@ -123,12 +128,10 @@ impl ModelArgs {
 
     /// What a model is compiled with is not for a plan, which was compiled with its own.
     fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
-        let ModelArgs { ctx, kv, memory, vram, mmproj, quantize, chat_template, .. } = self;
+        let ModelArgs { ctx, kv, mmproj, quantize, chat_template, .. } = self;
         let given = [
             ("--ctx", ctx.is_some()),
             ("--kv", kv.is_some()),
-            ("--memory", memory.is_some()),
-            ("--vram", vram.is_some()),
             ("--mmproj", mmproj.is_some()),
             ("--quantize", quantize.is_some()),
             ("--chat-template", chat_template.is_some()),

@@ -109,8 +109,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "f16")]
     kv: Kv,
 
-    /// Sequences that a GPU plan may run at once: each has its window, and all share memory for as many whole contexts,
-    /// or what --vram leaves
+    /// Sequences that a GPU plan may run at once: all share pages for as many whole contexts, or what --vram leaves
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
@@ -119,8 +118,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_LOOKED_UP)))]
     drafts: Option<u32>,
 
-    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at
-    /// most 16]
+    /// Prompts' prefixes that a GPU plan has pages for besides [default: half as many, at least 1 and at most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
     snapshots: Option<u32>,
 

@@ -35,6 +35,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N")]
     pub sms: Option<u32>,
 
+    /// Bytes of the GPU's memory that it may take, where somebody says.
+    #[arg(skip)]
+    pub memory: Option<u64>,
+
     /// The plan itself, where a model was given and it was made on the way.
     #[arg(skip)]
     pub made: Option<Box<Plan>>,
@@ -72,7 +76,7 @@ impl PlanArgs {
     }
 
     pub fn on_gpu(&self) -> OnGpu {
-        OnGpu { program: self.program.clone(), multiprocessors: self.sms }
+        OnGpu { program: self.program.clone(), multiprocessors: self.sms, memory: self.memory }
     }
 
     pub fn location(&self) -> ModelLocation {

@@ -112,7 +112,8 @@ pub struct Args {
     #[arg(long, requires = "file")]
     restart: bool,
 
-    /// With --file: how many are worked on at once [default: what the plan was compiled for; 8 on a CPU]
+    /// With --file: how many are worked on at once, at most: as many as there are pages of keys and values for [default:
+    /// what the plan was compiled for, which of a GGUF model is 128; 8 on a CPU]
     #[arg(long, value_name = "N", requires = "file")]
     sequences: Option<u32>,
 
@@ -137,8 +138,9 @@ enum Task {
     },
 }
 
-/// Sequences that a model is compiled for where a file of prompts does not say.
-const USUAL_SEQUENCES: u32 = 8;
+/// Sequences that a model is compiled for where a file of prompts does not say: as many rows as decode phases have at
+/// most, since nobody waits for one answer.
+const USUAL_SEQUENCES: u32 = 128;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
     let task = if args.file.is_none() { Some(args.task()?) } else { None };

@@ -74,13 +74,13 @@ impl<'a> Facts<'a> {
         memory.device().unwrap_or(u64::MAX).saturating_add(memory.host)
     }
 
-    /// Bytes of keys and values by the layer that owns them, of all sequences, and whether it sees a window only.
+    /// Bytes of keys and values by the layer that owns them, of a sequence as long as the context, and whether it sees a
+    /// window only.
     pub fn caches(&self) -> Vec<CacheFacts> {
         let (layout, kv) = (&self.program().kv_layout, self.program().kv);
         let of = |(place, cache): (&KvCache, &Cache)| {
             let row = kv.row_bytes(cache.kv_heads, cache.head_dim);
-            let (_, pages, _) = layout.pages(place);
-            let bytes = 2 * place.rows as u64 * row * pages as u64;
+            let bytes = 2 * row * u64::from(layout.paging(place).kept());
             CacheFacts { layer: cache.layer, window: cache.window, bytes }
         };
         layout.caches.iter().zip(&self.plan.program.caches).map(of).collect()

@@ -2,7 +2,7 @@
 
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
+use gemma4c_plan::cuda::{CudaProgram, Paging, PhaseKind};
 use gemma4c_plan::embedded::EmbeddedForm;
 use serde_json::{Value, json};
 
@@ -55,15 +55,18 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
         "memory": {"weights": memory.weights, "kv": memory.kv, "arena": memory.arena, "host": memory.host,
                    "seats": memory.seats,
                    "device": memory.device().unwrap_or(u64::MAX), "total": facts.total_bytes()},
-        "kv_layout": {"rings": layout.rings, "ring_bytes": layout.ring_bytes, "blocks": layout.blocks,
-                      "block_bytes": layout.block_bytes, "block_rows": layout.block_rows},
+        "kv_layout": {"pages": layout.pages, "page_bytes": layout.page_bytes, "sliding": paging(layout.sliding),
+                      "full": paging(layout.full)},
         "sequences": {"at_once": layout.slots, "of_whole_context": layout.sequences_of(facts.plan.program.context),
-                      "tokens_of_each": layout.positions_each(facts.plan.program.context),
-                      "snapshots": layout.rings - layout.slots},
+                      "tokens_of_each": layout.positions_each(facts.plan.program.context)},
         "caches": caches.collect::<Vec<_>>(),
         "kernels": kernels.collect::<Vec<_>>(),
         "gpu": {"name": gpu.name, "bandwidth": gpu.bandwidth, "compute": gpu.compute, "source": gpu.source},
     })
+}
+
+fn paging(Paging { rows, entries }: Paging) -> Value {
+    json!({"rows": rows, "pages_of_a_sequence": entries})
 }
 
 fn gpu_of(program: &CudaProgram) -> Value {

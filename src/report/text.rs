@@ -104,6 +104,9 @@ pub fn memory_table(rows: &[(&str, u64)]) -> String {
     out
 }
 
+/// Tokens of a sequence that is told of.
+const SHORT: u32 = 1024;
+
 /// The GPUs that a plan has programs for, that of the shown program first.
 pub fn gpus(plan: &Plan) -> String {
     plan.programs().map(|cuda| cuda.program.gpu.to_string()).collect::<Vec<_>>().join(", ")
@@ -114,15 +117,7 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     let memory = &facts.program().memory;
     let mut out = header(facts.plan);
     let layout = &facts.program().kv_layout;
-    let rings = format!("  {} rings", layout.rings);
-    let blocks = format!("  {} blocks", layout.blocks);
-    let mut rows = vec![
-        ("weights", memory.weights),
-        ("keys and values", memory.kv),
-        (&rings, layout.rings_bytes()),
-        (&blocks, layout.blocks_bytes()),
-        ("activations", memory.arena),
-    ];
+    let mut rows = vec![("weights", memory.weights), ("keys and values", memory.kv), ("activations", memory.arena)];
     rows.extend((memory.seats > 0).then_some(("seats", memory.seats)));
     rows.extend([
         ("on the device", memory.device().unwrap_or(u64::MAX)),
@@ -130,12 +125,18 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
         ("total", facts.total_bytes()),
     ]);
     out += &memory_table(&rows);
-    let snapshots = layout.rings - layout.slots;
+    let _ = writeln!(out, "\nsequences      room for {}", facts.sequences());
+    let (page, short) = (layout.page_bytes, SHORT.min(facts.plan.program.context));
     let _ = writeln!(
         out,
-        "\nsequences      room for {}; {snapshots} snapshots of {}",
-        facts.sequences(),
-        output::bytes(layout.ring_bytes)
+        "pages          {} of {page} bytes, each {} tokens of sliding layers or {} of full ones\n\
+         {:15}{short} tokens take {} pages, {}",
+        layout.pages,
+        layout.sliding.rows,
+        layout.full.rows,
+        "",
+        layout.pages_for(short),
+        output::bytes(layout.bytes_for(short))
     );
     out += &passes(facts);
     out += &phases(facts, gpu);

@@ -2,10 +2,10 @@
 //! that do not change with the kernels. It cannot run; it can be inspected and compared.
 
 use gemma4c_plan::cuda::{
-    Argument, BLOCK_ROWS, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvCache, KvLayout, KvType, Launch,
-    Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region, StepOutput,
+    Argument, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvLayout, KvShape, KvType, Launch, Load,
+    LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region, StepOutput,
 };
-use gemma4c_plan::{Plan, Target, WeightId};
+use gemma4c_plan::{Cache, Plan, Target, WeightId};
 
 use super::Place;
 
@@ -63,7 +63,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
         Code { source, image: Image(name.as_bytes().to_vec()) }
     };
     let kv_layout = kv_layout(&plan);
-    let kv_bytes = kv_layout.blocks_at + kv_layout.blocks as u64 * kv_layout.block_bytes;
+    let kv_bytes = kv_layout.bytes();
     plan.target = Target::Cuda;
     plan.cuda = Some(Cuda {
         code: kernels.iter().map(code).collect(),
@@ -80,7 +80,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
                 segments: 640,
                 asked: 768,
                 pages: 2048,
-                max_pages: plan.program.context.div_ceil(256),
+                windows: 2048 + 64,
                 suppress: 1024,
                 suppress_len: 4,
                 history: 1280,
@@ -105,22 +105,16 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
     plan
 }
 
-/// One ring, and blocks for one sequence.
+/// Pages for one sequence.
 fn kv_layout(plan: &Plan) -> KvLayout {
-    let (mut ring_bytes, mut block_bytes) = (0, 0);
-    let mut caches = Vec::new();
-    for cache in &plan.program.caches {
-        let (end, rows) = match cache.window {
-            Some(_) => (&mut ring_bytes, cache.capacity),
-            None => (&mut block_bytes, BLOCK_ROWS),
-        };
-        let bytes = rows as u64 * cache.kv_heads as u64 * cache.head_dim as u64 * KvType::F16.bytes();
-        caches.push(KvCache { keys: *end, values: *end + bytes, rows, window: cache.window });
-        *end += 2 * bytes;
-    }
-    let blocks = plan.program.context.div_ceil(BLOCK_ROWS);
-    let blocks_at = ring_bytes;
-    KvLayout { slots: 1, rings: 1, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
+    let shape = |cache: &Cache| KvShape {
+        window: cache.window,
+        kept: cache.capacity,
+        row_bytes: KvType::F16.row_bytes(cache.kv_heads, cache.head_dim),
+    };
+    let shapes: Vec<KvShape> = plan.program.caches.iter().map(shape).collect();
+    let layout = KvLayout { slots: 1, ..KvLayout::divide(&shapes, plan.program.context) };
+    KvLayout { pages: layout.pages_for(plan.program.context), ..layout }
 }
 
 fn passes() -> Vec<PassReport> {

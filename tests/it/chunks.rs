@@ -1,6 +1,6 @@
 //! A row of logits is the same to the bit however its prompt was fed, on however many threads, and from run to run.
 //!
-//! Prompts are far longer than the windows, so that the rings of sliding layers have wrapped several times.
+//! Prompts are far longer than the windows, so that the pages of sliding layers were used several times.
 
 use crate::common::{Place, Tensors, finish, golden, ids, random_tokens};
 
@@ -22,11 +22,11 @@ fn assert_ways_agree(place: &Place, plan: &str, tokens: &[u32]) -> Tensors {
 }
 
 #[test]
-fn any_chunks_give_the_same_bits_long_after_the_rings_have_wrapped() {
+fn any_chunks_give_the_same_bits_long_after_pages_are_used_again() {
     for preset in PRESETS {
         let place = Place::new();
         place.ok(&format!("synth {preset} -q q8_0 -o model.gguf --seed 3"));
-        // A window of 32 and chunks of 16: 260 tokens go round the ring five times.
+        // A window of 32 and chunks of 16: 260 tokens go round its page twice.
         place.ok("compile model.gguf -o small.bin --ctx 300 --chunk 16");
         let tokens = random_tokens(5, 260, 1024);
         let whole = assert_ways_agree(&place, "small.bin", &tokens);

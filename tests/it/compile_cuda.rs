@@ -127,9 +127,9 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
 }
 
-/// Sequences come before copies of weights; what a budget leaves becomes blocks, down to those of one sequence.
+/// Sequences come before copies of weights; what a budget leaves becomes pages, down to those of one sequence.
 #[test]
-fn sequences_come_before_copies_and_blocks_fill_the_budget() {
+fn sequences_come_before_copies_and_pages_fill_the_budget() {
     let place = Place::new();
     let plan = |sequences, vram| {
         let options = Options { sequences, snapshots: Some(2), vram, ..Options::default() }.with_copies();
@@ -139,13 +139,17 @@ fn sequences_come_before_copies_and_blocks_fill_the_budget() {
     let one = plan(1, None);
     let many = plan(4, None);
     let (layout, of_one) = (&many["kv_layout"], &one["kv_layout"]);
-    let [ring, block] = ["ring_bytes", "block_bytes"].map(|name| number(layout, name));
-    assert_eq!((number(layout, "rings"), number(layout, "blocks")), (6, 4 * 8192 / 256));
-    assert_eq!((number(of_one, "rings"), number(of_one, "blocks")), (3, 8192 / 256));
-    assert_eq!(number(&many["memory"], "kv"), 6 * ring + 128 * block);
+    // 40 sliding layers of 8 heads of 256 values and 8 full ones of a head of 512, in f16.
+    let page = number(layout, "page_bytes");
+    assert_eq!(page, 128 * 40 * 2 * 8 * 512);
+    assert_eq!((number(&layout["sliding"], "rows"), number(&layout["sliding"], "pages_of_a_sequence")), (128, 10));
+    assert_eq!((number(&layout["full"], "rows"), number(&layout["full"], "pages_of_a_sequence")), (2560, 4));
+    // And two snapshots of eleven pages.
+    assert_eq!((number(layout, "pages"), number(of_one, "pages")), (4 * 14 + 22, 14 + 22));
+    assert_eq!(number(&many["memory"], "kv"), 78 * page);
     assert_eq!(many["sequences"]["of_whole_context"], 4);
     let text = place.ok("inspect plan.bin");
-    assert!(text.contains("room for 4 sequences of 8192 tokens; 2 snapshots of"), "{text}");
+    assert!(text.contains("room for 4 sequences of 8192 tokens\n"), "{text}");
 
     // A byte less, and the copies go before any sequence does.
     let smaller = plan(4, Some(device(&many) - 1));
@@ -155,15 +159,19 @@ fn sequences_come_before_copies_and_blocks_fill_the_budget() {
     let smallest = plan(4, Some(device(&smaller) - 1));
     assert_eq!(number(&smallest["memory"], "weights"), number(&smaller["memory"], "weights"));
     assert_eq!(smallest["kv_layout"], many["kv_layout"]);
-    // Then blocks, as many as fill the budget.
-    let budget = device(&smallest) - 40 * block - 1;
+    // Then pages, as many as fill the budget.
+    let budget = device(&smallest) - 50 * page - 1;
     let least = plan(4, Some(budget));
-    assert_eq!(number(&least["kv_layout"], "blocks"), 128 - 41);
-    assert!(device(&least) <= budget && device(&least) + block > budget);
+    assert_eq!(number(&least["memory"], "weights"), number(&smallest["memory"], "weights"));
+    let pages = number(&least["kv_layout"], "pages");
+    assert!(device(&least) <= budget && device(&least) + page > budget, "{pages} pages");
     let (whole, each) = (&least["sequences"]["of_whole_context"], &least["sequences"]["tokens_of_each"]);
-    assert_eq!((whole.as_u64(), each.as_u64()), (Some(2), Some(21 * 256)));
+    assert_eq!((pages, whole.as_u64(), each.as_u64()), (27, Some(1), Some(640)));
     let text = place.ok("inspect plan.bin");
-    assert!(text.contains("room for 2 sequences of 8192 tokens, or 4 sequences of 5376"), "{text}");
+    assert!(text.contains("room for 1 sequence of 8192 tokens, or 4 sequences of 640"), "{text}");
+    // One whole sequence is the least.
+    let least = device(&smallest) - (78 - 14) * page;
+    assert_eq!(number(&plan(4, Some(least))["kv_layout"], "pages"), 14);
 }
 
 /// The layers without keys of their own, and the LM head, are computed for the asked row alone.
@@ -210,7 +218,7 @@ fn the_pages_tell_the_memory_of_full_sizes() {
         (Preset::Moe26bA4b, DType::Q4_0, "26B-A4B Q4_0", 262_144),
         (Preset::Dense31b, DType::Q4_0, "31B Q4_0", 262_144),
     ] {
-        let mut shortest: Option<Vec<(bool, u64)>> = None;
+        let mut shortest: Option<(Vec<(bool, u64)>, u64)> = None;
         for context in [4096, 32_768, longest] {
             let options = Options { context: Some(context), ..Options::default() };
             let plan = inspected(&place, preset, dtype, &options);
@@ -220,12 +228,17 @@ fn the_pages_tell_the_memory_of_full_sizes() {
 
             let caches = plan["caches"].as_array().expect("caches").iter();
             let caches: Vec<_> = caches.map(|c| (c["window"].is_u64(), number(c, "bytes"))).collect();
+            // What a page has beyond the rows of its layers is little: a full page's are as many as fit.
             let all: u64 = caches.iter().map(|(_, bytes)| bytes).sum();
-            assert_eq!(all, number(&plan["memory"], "kv"), "{name}: every byte belongs to a layer");
-            let before = shortest.get_or_insert_with(|| caches.clone());
+            let layout = &plan["kv_layout"];
+            let of_a_sequence = |kind: &str| number(&layout[kind], "pages_of_a_sequence");
+            let (windows, full) = (of_a_sequence("sliding"), of_a_sequence("full"));
+            let pages = (windows + full) * number(layout, "page_bytes");
+            assert!(all <= pages && all * 20 >= pages * 19, "{name}: {all} bytes of layers in {pages}");
+            let (before, full_before) = shortest.get_or_insert_with(|| (caches.clone(), full));
             for ((slides, before), (_, after)) in before.iter().zip(&caches) {
-                let times = if *slides { 1 } else { u64::from(context) / 4096 };
-                assert_eq!(*after, before * times, "{name}: a layer at a context of {context}");
+                let (pages_before, pages) = if *slides { (1, 1) } else { (*full_before, full) };
+                assert_eq!(*after * pages_before, before * pages, "{name}: a layer at a context of {context}");
             }
             assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
         }
@@ -237,11 +250,10 @@ fn the_pages_tell_the_memory_of_full_sizes() {
         let with_copies = program(&options.with_copies());
         assert!(with_copies.memory.weights > without_copies, "{name}: there are copies");
         assert!(with_copies.loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
-        // Two rings, one of them for a snapshot, of a window of 1024 and a block; 8 heads of 256, keys and values, two
-        // bytes each.
+        // Ten pages of 128 for a window of 1024 and 256 rows; 8 heads of 256, keys and values, two bytes each.
         if preset == Preset::Dense12b {
-            let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;
-            assert_eq!(of_a_window, 2 * (1024 + 256) * 8 * 256 * 2 * 2);
+            let of_a_window = shortest.expect("caches").0.into_iter().find(|(slides, _)| *slides).expect("it slides").1;
+            assert_eq!(of_a_window, 10 * 128 * 8 * 256 * 2 * 2);
         }
     }
     let missing: Vec<&String> = rows.iter().filter(|row| !page.lines().any(|line| line == *row)).collect();

@@ -15,7 +15,7 @@ type Answer = (Vec<u32>, Vec<Vec<u32>>);
 fn place(preset: &str) -> Place {
     let place = Place::new();
     place.ok(&format!("synth {preset} -q q8_0 -o model.gguf --seed 4"));
-    // Windows of 32 and chunks of 16: prompts go round the rings, and the longest take two blocks.
+    // Windows of 32 and chunks of 16: prompts use a window's page again, and the longest take two of full layers.
     place.ok("compile model.gguf -o plan.bin --target cpu --ctx 400 --chunk 16");
     place
 }
@@ -134,7 +134,6 @@ fn many_prompts_have_the_same_bits_alone_and_in_company() {
                 }
             }
             assert!(engine.shared_chunks() > 3, "{preset}: no prompts shared a chunk");
-            assert!(snapshots > 0 || cached == 0, "{preset}: {cached} tokens of prefixes that nothing could keep");
             assert!(snapshots == 0 || count < MANY || cached > 0, "{preset}: no prompt began like another");
             for (id, index) in &of {
                 assert!(answers[id] == alone[*index], "{preset}, {sequences} sequences: request {index}");
@@ -171,11 +170,13 @@ fn a_prefix_hit_changes_no_bit() {
     let prompt: Arc<[u32]> = random_tokens(3, 290, 1024).into();
     let request =
         |at: &[u32]| Request { snapshot_at: at.to_vec(), logits: true, ..Request::greedy(Arc::clone(&prompt), 4) };
-    let alone = alone(&place, &[request(&[])]).remove(0);
     // What comes from the host's memory is what was there: a few places are enough.
     let places = [1, 15, 16, 17, 31, 32, 33, 48, 100, 255, 256, 257, 272, 288, 289];
-    for (snapshots, host_bytes, places) in [(1, 0, &places[..]), (0, 64 << 20, &[1, 17, 256, 289])] {
-        let mut engine = engine(&place, 2, snapshots, host_bytes);
+    for (most, host_bytes, places) in [(4, 0, &places[..]), (111, 64 << 20, &[1, 17, 256, 289])] {
+        let request = |at: &[u32]| Request { most, ..request(at) };
+        let alone = alone(&place, &[request(&[])]).remove(0);
+        // One that may be as long as the context has all pages.
+        let mut engine = engine(&place, 1, if host_bytes > 0 { 0 } else { 2 }, host_bytes);
         for &at in places {
             engine.forget_prefixes();
             let first = engine.submit(request(&[at])).unwrap();

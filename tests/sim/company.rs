@@ -106,7 +106,7 @@ fn mixtures_in_company() {
 }
 
 /// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three. The end of the first
-/// prompt, which has turned its rings, and the second share a chunk.
+/// prompt, which has used its window's pages again, and the second share a chunk.
 #[test]
 fn several_splits_in_company() {
     for kv in [KvType::F16, KvType::Q8_0] {

@@ -142,7 +142,7 @@ fn of_eight_bits(names: &[&'static str]) -> Vec<&'static str> {
     if exhaustive() || of_eight_bits.is_empty() { there } else { of_eight_bits }
 }
 
-/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one. Rings
+/// The whole prompt in chunks, so that it goes round the pages of window and chunk, then a few tokens one by one. Rings
 /// know nothing of the weights' type: one fixture of each kind stands for all in that, and of the others the prompt's
 /// first tokens show what their types do.
 #[test]
@@ -231,7 +231,7 @@ fn a_fixture_of_each_kind_agrees_in_f32() {
     each(&of_eight_bits(&[&golden::TEXT[..], &golden::MASSIVE].concat()), |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
-            // Beyond the window and round its ring.
+            // Beyond the window and round its pages.
             false if golden::TEXT.contains(name) => (vec![4, 1, 3], Asked::All, 18),
             false => (vec![4, 3], Asked::Last, 9),
         };

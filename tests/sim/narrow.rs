@@ -13,7 +13,7 @@ use crate::simulated::{Distance, Feed, each, on_cpu, on_simulator};
 use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::Asked;
 
-/// Prefill and decode, beyond the window and round its ring. Activations are not rounded, so that nothing hides what
+/// Prefill and decode, beyond the window and round its pages. Activations are not rounded, so that nothing hides what
 /// keys and values do.
 #[test]
 fn launches_agree_with_the_cpu_in_8_bits() {
@@ -21,8 +21,8 @@ fn launches_agree_with_the_cpu_in_8_bits() {
     // The rms over all rows: measured are 0.006 to 0.012, and 0.008 to 0.030. A CPU that did not round would be off by
     // 0.04 and 0.2.
     let (q8_0, fp8) = ((KvType::Q8_0, 0.02), (KvType::Fp8, 0.06));
-    // Every model and every type; layers that share keys and values, with both. Each type goes round a ring once: a
-    // ring knows nothing of the model.
+    // Every model and every type; layers that share keys and values, with both. Each type goes round the pages
+    // once: these know nothing of the model.
     let (round, short) = (18, 9);
     let all = [
         ("e_tiny_q8_0", q8_0, round),

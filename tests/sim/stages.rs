@@ -1,5 +1,5 @@
-//! Prompts that are longer than the rings of sliding layers: a chunk's keys and values go through a stage, and the last
-//! of them into the ring. Whatever the chunks, the rows after the prompt have the same bits.
+//! Prompts that are longer than the pages of a window: a chunk's keys and values go through a stage, and the last of
+//! them to the pages. Whatever the chunks, the rows after the prompt have the same bits.
 
 use crate::common::lowered::{self, Options};
 use crate::common::{Place, random_tokens};
@@ -7,14 +7,14 @@ use crate::simulated::{Distance, Feed, each, on_cpu, on_simulator};
 use gemma4c_runtime::Asked;
 
 /// Tokens of the prompt, and those behind it that are fed as if they had been generated.
-const PROMPT: usize = 320;
+const PROMPT: usize = 400;
 const DECODED: usize = 2;
 
-/// The plan's largest chunk: more rows than a ring has, which is a window of 32 and 256 rows besides.
-const CHUNK: u32 = 300;
+/// The plan's largest chunk: more rows than a window's pages have, which hold it and 256 rows besides.
+const CHUNK: u32 = 390;
 
 #[test]
-fn chunks_longer_than_a_ring_leave_the_same_bits() {
+fn chunks_longer_than_the_pages_of_a_window_leave_the_same_bits() {
     let place = Place::new();
     // Layers of their own keys; layers that read those of others, for the asked row alone or for all rows.
     let jobs = [
@@ -28,10 +28,11 @@ fn chunks_longer_than_a_ring_leave_the_same_bits() {
     let jobs: Vec<_> = jobs.into_iter().enumerate().collect();
     each(&jobs, |(at, (synth, without))| {
         let model = place.path(&format!("{at}.gguf"));
-        let options = Options { context: Some(400), chunk: Some(CHUNK), ..Options::default() };
+        let options = Options { context: Some(480), chunk: Some(CHUNK), ..Options::default() };
         let plan = lowered::plan(&model, &options.without(without));
         let program = &plan.cuda.as_ref().expect("a GPU plan").program;
-        assert!(program.kv_layout.caches.iter().any(|cache| cache.window.is_some() && cache.rows == 32 + 256));
+        assert!(program.kv_layout.caches.iter().any(|cache| cache.window == Some(32)));
+        assert!((program.kv_layout.sliding.kept() as usize) < PROMPT, "pages are used again");
         let tokens = random_tokens(7, PROMPT + DECODED, plan.model.vocab_size);
         let rows = |pieces: &[usize], session: &mut gemma4c_runtime::Session| {
             let feed = Feed { tokens: &tokens, pieces: pieces.to_vec(), asked: Asked::Last };
@@ -43,7 +44,7 @@ fn chunks_longer_than_a_ring_leave_the_same_bits() {
         let expected = rows(&[PROMPT], &mut on_cpu(plan.clone(), &model));
         let mut whole = None;
         // Where a pass is switched off, what it leaves is compared with the CPU alone.
-        let ways = [&[3, 300, 17][..], &[PROMPT]];
+        let ways = [&[3, 380, 17][..], &[PROMPT]];
         for pieces in if without.is_empty() { &ways[..] } else { &ways[..1] } {
             let ours = rows(pieces, &mut on_simulator(plan.clone(), &model));
             let distance = ours

@@ -1,4 +1,4 @@
-//! Cases of attention: window edges, rings that wrapped, one key, many keys, every ratio of query to key-value heads,
+//! Cases of attention: window edges, pages used again, one key, many keys, every ratio of query to key-value heads,
 //! splits with nothing to do. Expected values are the definition's, in f64.
 //!
 //! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
@@ -46,7 +46,7 @@ pub struct Scene {
     pub splits: u32,
     pub segment: u32,
     pub paging: Paging,
-    /// The chunk's own rows are in a stage, and not in the ring.
+    /// The chunk's own rows are in a stage, and not on pages.
     pub staged: bool,
     /// Soft tokens: for each row of the chunk, how many of its picture come from it on. Empty: none.
     pub ahead: Vec<u32>,
@@ -227,8 +227,8 @@ impl Scene {
             .buffer("state", self.state())
             .buffer("kv_pages", self.paging.pages.clone())
             .scalar("kv_window", self.layer.window_scalar())
-            .scalar("kv_capacity", self.layer.page_rows())
-            .scalar("kv_max_pages", self.paging.max_pages)
+            .scalar("kv_capacity", self.paging.rows)
+            .scalar("kv_max_pages", self.paging.entries)
             .scalar("kv_page_stride", self.paging.stride_in_elements(&self.layer))
     }
 

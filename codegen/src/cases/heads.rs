@@ -1,4 +1,4 @@
-//! Cases of the heads: GQA ratios of the models, layers without KV, K as V, the ring's edge, positions up to the longest
+//! Cases of the heads: GQA ratios of the models, layers without KV, K as V, pages of a window, positions up to the longest
 //! context, rows beyond those in use.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
@@ -6,8 +6,10 @@ use gemma4c_plan::cuda::{KvType, SEGMENT_ROWS, Segment};
 
 use super::cache;
 use super::norm::normed;
-use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::heads::{Heads, inverse_frequencies};
+
+/// Positions of a page of a full layer.
+const FULL_ROWS: u32 = 192;
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -15,8 +17,8 @@ struct Shape {
     /// Rows of the launch, and how many of them are in use.
     rows: (usize, usize),
     position: u32,
-    /// Of a ring; `None`: pages in a table.
-    capacity: Option<u32>,
+    /// Of a page of a window; `None`: a full layer.
+    window_rows: Option<u32>,
     k_is_v: bool,
     /// A second segment, in the other slot: its rows and its position.
     second: Option<(usize, u32)>,
@@ -64,7 +66,7 @@ fn strided(values: &[f32], width: usize, stride: usize) -> Vec<f32> {
 }
 
 fn case(name: &str, shape: Shape) -> Case {
-    let Shape { heads, rows: (rows, _), position, capacity, k_is_v, .. } = shape;
+    let Shape { heads, rows: (rows, _), position, window_rows, k_is_v, .. } = shape;
     let (dim, q_heads, kv_heads) = (heads.dim as usize, heads.q as usize, heads.kv as usize);
     let mut random = Random::new(u64::from(position) + dim as u64);
     let q = random.floats(rows * q_heads * dim, -3.0, 3.0);
@@ -82,23 +84,24 @@ fn case(name: &str, shape: Shape) -> Case {
     let turned = |head: &[f32], weight: &[f32], row| rotated(&normed(head, Some(weight)), at(row), &frequencies);
     let q_out: Vec<f32> =
         q.chunks(dim).enumerate().flat_map(|(i, head)| turned(head, &q_weight, i / q_heads)).collect();
-    // Pages of the second of two slots, the table's in no order.
-    let page_rows = capacity.unwrap_or(BLOCK_ROWS);
+    let page_rows = window_rows.unwrap_or(FULL_ROWS);
     // In values, between pages.
     let gap = if heads.cache.is_narrow() { dim } else { 8 };
-    let (max_pages, page_stride) = (position / BLOCK_ROWS + 2, page_rows as usize * kv_heads * dim + gap);
-    let first_page = position / BLOCK_ROWS;
-    let mut pages = vec![u32::MAX / 2; 2 * max_pages as usize];
-    pages[(max_pages + first_page) as usize] = 2;
-    pages[(max_pages + first_page + 1) as usize] = 1;
-    if let Some((_, position)) = shape.second {
-        pages[(position / BLOCK_ROWS) as usize] = 0;
+    let page_stride = page_rows as usize * kv_heads * dim + gap;
+    // Pages of two slots, in no order. A window has two, over and over; of a full layer those of the rows exist.
+    let first_page = position / page_rows;
+    let entries = if window_rows.is_some() { 2 } else { first_page + 2 };
+    let mut pages = vec![u32::MAX / 2; 2 * entries as usize];
+    for (at, page) in [(first_page, 2), (first_page + 1, 1)] {
+        pages[(entries + at % entries) as usize] = page;
     }
-    let page = |position: u32, slot: u32| match capacity {
-        Some(_) => slot as usize,
-        None => pages[(slot * max_pages + position / BLOCK_ROWS) as usize] as usize,
-    };
-    let before = random.floats(3 * page_stride, -1.0, 1.0);
+    if let Some((_, position)) = shape.second {
+        let at = position / page_rows;
+        pages[((at + 1) % entries) as usize] = 3;
+        pages[(at % entries) as usize] = 0;
+    }
+    let page = |position: u32, slot: u32| pages[(slot * entries + position / page_rows % entries) as usize] as usize;
+    let before = random.floats(4 * page_stride, -1.0, 1.0);
     let (mut k_after, mut v_after) = (before.clone(), before.clone());
     for row in 0..rows {
         let Some((position, slot)) = shape.place(row) else { continue };
@@ -129,9 +132,9 @@ fn case(name: &str, shape: Shape) -> Case {
         .scalar("raw_k_stride", stride as u32)
         .scalar("raw_v_stride", kv_width as u32)
         .scalar("kv_capacity", page_rows)
-        .scalar("kv_window", capacity.map_or(u32::MAX, |_| 4))
+        .scalar("kv_window", window_rows.map_or(u32::MAX, |_| 4))
         .scalar("record_stride", 0u32)
-        .scalar("kv_max_pages", max_pages)
+        .scalar("kv_max_pages", entries)
         .scalar("kv_page_stride", cache::elements(heads.cache, dim, page_stride) as u32)
         .scalar("raw_epsilon", 1e-6f32)
         .expect("kv_k", cache(&k_after), bound)
@@ -144,23 +147,23 @@ fn case(name: &str, shape: Shape) -> Case {
 pub fn cases() -> Vec<Case> {
     let heads = |dim, q, kv, cache| Heads { dim, q, kv, cache };
     let shape =
-        |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false, second: None };
-    let paged = |heads, position| Shape { capacity: None, ..shape(heads, position) };
+        |heads, position| Shape { heads, rows: (1, 1), position, window_rows: Some(4), k_is_v: false, second: None };
+    let paged = |heads, position| Shape { window_rows: None, ..shape(heads, position) };
     let sliding = heads(256, 8, 2, KvType::F16);
     let global = heads(512, 4, 1, KvType::BF16);
     let small = heads(64, 3, 3, KvType::F32);
     vec![
         case("sliding, first position", shape(sliding, 0)),
-        case("sliding, ratio 4, the ring has turned", shape(sliding, 131_071)),
-        case("sliding, a chunk across the ring's edge", Shape { rows: (3, 3), ..shape(sliding, 1022) }),
+        case("sliding, ratio 4, the pages used again", shape(sliding, 131_071)),
+        case("sliding, a chunk across two pages of a window", Shape { rows: (3, 3), ..shape(sliding, 1022) }),
         case("sliding, no KV of its own", Shape { rows: (2, 2), ..shape(heads(256, 8, 0, KvType::F16), 700) }),
         case("global, the longest context", paged(global, 262_143)),
         case("global, a chunk across two pages", Shape { rows: (3, 3), ..paged(heads(64, 2, 1, KvType::F16), 510) }),
         case("global, V is the raw K", Shape { rows: (2, 2), k_is_v: true, ..paged(global, 5_000) }),
         case("global, no KV of its own", shape(heads(512, 2, 0, KvType::F16), 99_999)),
-        case("ratio 1, odd heads, rows left over", Shape { rows: (5, 3), capacity: Some(7), ..shape(small, 6) }),
+        case("ratio 1, odd heads, rows left over", Shape { rows: (5, 3), window_rows: Some(7), ..shape(small, 6) }),
         case(
-            "q8_0, a chunk across the ring's edge",
+            "q8_0, a chunk across two pages of a window",
             Shape { rows: (3, 3), ..shape(heads(256, 8, 2, KvType::Q8_0), 1022) },
         ),
         case(
@@ -168,7 +171,7 @@ pub fn cases() -> Vec<Case> {
             Shape { rows: (2, 2), k_is_v: true, ..paged(heads(512, 4, 1, KvType::Q8_0), 5_000) },
         ),
         case("fp8, a chunk across two pages", Shape { rows: (4, 3), ..paged(heads(64, 2, 1, KvType::Fp8), 510) }),
-        case("two segments in rings", Shape { rows: (68, 2), second: Some((3, 2)), ..shape(small, 1022) }),
+        case("two segments in windows", Shape { rows: (68, 2), second: Some((3, 2)), ..shape(small, 1022) }),
         case(
             "two segments in pages, fp8",
             Shape { rows: (66, 5), second: Some((2, 300)), ..paged(heads(64, 2, 1, KvType::Fp8), 510) },

@@ -114,13 +114,15 @@ fn taken(width: usize, count: usize, row: usize) -> Case {
         .expect("out", expected, Bound::Exact)
 }
 
-/// Two segments: one in the first slot, one in the second from row 64 on. `capacity` is 0: they go to a stage.
+/// Two segments: one in the first slot, one in the second from row 64 on, each with two pages. `capacity` is 0: they go
+/// to a stage.
 fn stored_apart(kv: KvType, dim: usize, capacity: u32) -> Case {
     let segments = [Segment::alone(30, 3, 0), Segment { position: 2, rows: 2, first_row: 64, slot: 1 }];
     let count = 67;
     let mut random = Random::new(dim as u64);
     let [k, v] = [(); 2].map(|()| random.floats(count * dim, -3.0, 3.0));
-    let (pages, rows) = if capacity == 0 { (1, count) } else { (2, capacity as usize) };
+    let (pages, rows) = if capacity == 0 { (1, count) } else { (4, capacity as usize) };
+    let table = if capacity == 0 { vec![] } else { vec![1u32, 0, 3, 2] };
     let [mut k_cache, mut v_cache] = [(); 2].map(|()| random.floats(pages * rows * dim, -3.0, 3.0));
     let (k_before, v_before) = (cache::data(kv, dim, &k_cache), cache::data(kv, dim, &v_cache));
     for segment in segments {
@@ -128,7 +130,11 @@ fn stored_apart(kv: KvType, dim: usize, capacity: u32) -> Case {
             let row = (segment.first_row + at) as usize;
             let to = match capacity {
                 0 => row,
-                _ => segment.slot as usize * rows + ((segment.position + at) % capacity) as usize,
+                _ => {
+                    let position = segment.position + at;
+                    let page = table[(segment.slot * 2 + position / capacity % 2) as usize] as usize;
+                    page * rows + (position % capacity) as usize
+                }
             };
             k_cache[to * dim..][..dim].copy_from_slice(&k[row * dim..][..dim]);
             v_cache[to * dim..][..dim].copy_from_slice(&v[row * dim..][..dim]);
@@ -140,7 +146,7 @@ fn stored_apart(kv: KvType, dim: usize, capacity: u32) -> Case {
         .buffer("k", k)
         .buffer("v", v)
         .buffer("state", Segment::words(&segments, count as u32))
-        .buffer("kv_pages", Vec::<u32>::new())
+        .buffer("kv_pages", table)
         .buffer("kv_k", k_before)
         .buffer("kv_v", v_before)
         .scalar("width", dim as u32)
@@ -148,7 +154,7 @@ fn stored_apart(kv: KvType, dim: usize, capacity: u32) -> Case {
         .scalar("kv_capacity", capacity)
         .scalar("kv_window", u32::from(capacity != 0))
         .scalar("record_stride", 0u32)
-        .scalar("kv_max_pages", 0u32)
+        .scalar("kv_max_pages", if capacity == 0 { 0u32 } else { 2 })
         .scalar("kv_page_stride", if capacity == 0 { 0 } else { cache::elements(kv, dim, rows * dim) as u32 })
         .expect("kv_k", cache::data(kv, dim, &k_cache), Bound::Exact)
         .expect("kv_v", cache::data(kv, dim, &v_cache), Bound::Exact)
@@ -171,7 +177,7 @@ fn stored(kv: KvType, [heads, dim]: [usize; 2], [count, used]: [usize; 2], posit
         .buffer("k", k)
         .buffer("v", v)
         .buffer("state", vec![position as u32, used as u32, 0, 0])
-        .buffer("kv_pages", Vec::<u32>::new())
+        .buffer("kv_pages", vec![0u32])
         .buffer("kv_k", k_before)
         .buffer("kv_v", v_before)
         .scalar("width", width as u32)
@@ -179,7 +185,7 @@ fn stored(kv: KvType, [heads, dim]: [usize; 2], [count, used]: [usize; 2], posit
         .scalar("kv_capacity", capacity as u32)
         .scalar("kv_window", 1u32)
         .scalar("record_stride", 0u32)
-        .scalar("kv_max_pages", 0u32)
+        .scalar("kv_max_pages", 1u32)
         .scalar("kv_page_stride", 0u32)
         .expect("kv_k", cache::data(kv, dim, &k_cache), Bound::Exact)
         .expect("kv_v", cache::data(kv, dim, &v_cache), Bound::Exact)

@@ -13,7 +13,7 @@ use crate::kernels::attention::Attention;
 use crate::kernels::attention::combine::{attention_combine, attention_combine_int8};
 use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
-use crate::kernels::attention::keep::{RingViewArguments, keep_rows};
+use crate::kernels::attention::keep::keep_rows;
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
 use crate::kernels::attention::step::{
@@ -74,7 +74,7 @@ impl PhaseBuilder<'_, '_> {
         let (mut k, mut v, mut k_weight) = (Span::Unused, Span::Unused, Span::Unused);
         let (mut k_stride, mut v_stride) = (0, 0);
         // Heads without keys store nothing.
-        let mut cache = CachePlace { capacity: 1, ..CachePlace::default() };
+        let mut cache = CachePlace { capacity: 1, max_pages: 1, ..CachePlace::default() };
         if let Some(kv) = of.kv {
             let (keys, values) = (self.floats(kv.k)?, self.floats(kv.v)?);
             (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
@@ -252,7 +252,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// The last rows of a chunk into their ring.
+    /// The last rows of a chunk to the pages of their window.
     pub fn keep_rows(&mut self, group: &Group, append: NodeId) -> Result<(), LowerError> {
         let missing = || LowerError::NoValue { node: self.graph().full_name(append) };
         let Elem::Kv(cache) = self.graph().node(append).ty.elem else { return Err(missing()) };
@@ -264,18 +264,13 @@ impl PhaseBuilder<'_, '_> {
             k_stage,
             v_stage,
             state: self.state(group),
-            ring: RingViewArguments {
-                k: place.keys,
-                v: place.values,
-                width: layer.row_len(),
-                capacity: place.capacity,
-                page_stride: place.page_stride,
-            },
+            kv: place.view_mut(),
+            width: layer.row_len(),
             rows,
         };
-        let kept = rows.min(place.capacity) as u64;
+        let kept = u64::from(rows.min(place.capacity * place.max_pages));
         let bytes = 4 * kept * layer.row_len() as u64 * self.common.can.kv.bytes();
-        let why = format!("a ring of {} rows: all rows of the chunk have read it", place.capacity);
+        let why = format!("{} pages of a window: all rows of the chunk have read them", place.max_pages);
         self.launch(layer.keep()?, layer.keep_grid(rows), arguments, &[], Work { bytes, flops: 0 }, why)
     }
 

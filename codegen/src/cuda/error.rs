@@ -18,7 +18,7 @@ pub enum LowerError {
     #[error("pass `{name}` cannot be switched off: there is no program without it")]
     RequiredPass { name: String },
     #[error("the plan needs {needed} bytes of device memory, the budget is {budget}: {advice}")]
-    Budget { needed: u64, budget: u64, advice: &'static str },
+    Budget { needed: u64, budget: u64, advice: String },
     #[error("keys and values in {kv} on {target}: {why}")]
     Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]

@@ -7,8 +7,8 @@ use gemma4c_dsl::Instance;
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{Graph, Node, Op, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, CudaTower, DrafterPlaces, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS, SEGMENT_ROWS,
-    SEGMENT_WORDS, SoftPlaces, TowerPlaces,
+    CudaProgram, CudaTower, DrafterPlaces, KvLayout, KvType, Memory, Phase, PhaseKind, Places, RECORD_WORDS,
+    SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 
 use super::bounds;
@@ -16,7 +16,7 @@ use super::common::{ALIGNMENT, COUNTERS, Common, HISTORY, SUPPRESSED, index_of_v
 use super::drafter;
 use super::error::LowerError;
 use super::launch::Kernels;
-use super::memory::{self, KvCapacity};
+use super::memory;
 use super::model::{Model, Options, ReadFloats};
 use super::phase::{PhaseBuilder, phase_name};
 use super::reports::{Reports, pass_report};
@@ -63,30 +63,50 @@ pub fn lower(model: Model<'_>, options: &Options, read: &ReadFloats<'_>) -> Resu
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = tables_without_products(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
-    let capacity = KvCapacity::of(options);
-    let (mut needed, mut advice) = (0, "");
+    let mut tried = Vec::new();
     let has_copies = !options.disabled.iter().any(|name| name == target_passes::copies::PASS.name);
     let with_copies = [(Copies::All, &[][..]), (Copies::NoExperts, &[][..])];
     let without = [(Copies::Passing, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])];
     for (copies, on_host) in with_copies.into_iter().filter(|_| has_copies).chain(without) {
-        let lowered = lower_with(model, options, read, Extras { copies, on_host, capacity })?;
-        needed = lowered.program.memory.device().unwrap_or(u64::MAX);
-        advice = lowered.program.memory.advice(budget);
-        if needed <= budget {
+        let lowered = lower_with(model, options, read, Extras { copies, on_host })?;
+        if lowered.program.memory.device().is_some_and(|needed| needed <= budget) {
             return Ok(lowered);
         }
-        // Sequences come before copies of weights; then there are fewer blocks, down to those of one sequence.
-        if copies == Copies::None {
-            let block = lowered.program.kv_layout.block_bytes;
-            let spare = if block == 0 { 0 } else { capacity.blocks - memory::pages_of(options.context) };
-            let over = (needed - budget).div_ceil(block.max(1));
-            if over <= spare as u64 {
-                let capacity = KvCapacity { blocks: capacity.blocks - over as u32, ..capacity };
-                return lower_with(model, options, read, Extras { copies, on_host, capacity });
+        tried.push((copies, lowered));
+    }
+    with_fewer_pages(tried, options, budget)
+}
+
+/// Positions of every sequence that come before copies of weights.
+const SHORT: u32 = 1024;
+
+/// The first of these programs that fits into the budget with fewer pages than are of use: as many as there is room
+/// for. Short texts of all sequences come before copies of weights, and one whole sequence is the least.
+fn with_fewer_pages(tried: Vec<(Copies, Lowered)>, options: &Options, budget: u64) -> Result<Lowered, LowerError> {
+    let mut least = (u64::MAX, String::new());
+    for one_is_enough in [false, true] {
+        for (copies, lowered) in &tried {
+            let (layout, memory) = (&lowered.program.kv_layout, &lowered.program.memory);
+            let whole = layout.pages_for(options.context);
+            let short = layout.slots.saturating_mul(layout.pages_for(options.context.min(SHORT)));
+            if one_is_enough && *copies != Copies::None {
+                continue;
             }
-            needed -= spare as u64 * block;
+            let pages = if one_is_enough { whole } else { short.max(whole) };
+            let fixed = memory.device().map_or(u64::MAX, |bytes| bytes - memory.kv);
+            let needed = fixed.saturating_add(u64::from(pages).saturating_mul(layout.page_bytes));
+            if needed < least.0 {
+                least = (needed, lowered.program.advice(options.context, budget));
+            }
+            if needed <= budget {
+                let fitting = u32::try_from((budget - fixed) / layout.page_bytes.max(1)).unwrap_or(u32::MAX);
+                let mut lowered = Lowered { program: lowered.program.clone(), instances: lowered.instances.clone() };
+                lowered.program.set_pages(fitting.min(layout.pages));
+                return Ok(lowered);
+            }
         }
     }
+    let (needed, advice) = least;
     Err(LowerError::Budget { needed, budget, advice })
 }
 
@@ -107,7 +127,6 @@ struct Extras<'a> {
     copies: Copies,
     /// Tables in the host's memory.
     on_host: &'a [WeightId],
-    capacity: KvCapacity,
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
@@ -154,15 +173,15 @@ fn lower_with(
     extras: Extras<'_>,
 ) -> Result<Lowered, LowerError> {
     let Model { graph, meaning, soft, .. } = model;
-    let decode_ladder = memory::decode_ladder(extras.capacity.slots, options.verified);
+    let decode_ladder = memory::decode_ladder(options.sequences.max(1), options.verified);
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
-    let fixed = FixedPlaces::reserve(model, options, extras.capacity, decode_rows);
     let mut can = abilities(options, extras.copies);
     if !options.disabled.iter().any(|name| name == target_passes::gemm::PASS.name) {
         can.bounded = bounds::of(graph, read)?;
     }
-    let kv_layout = memory::kv_layout(graph, &can, extras.capacity);
+    let kv_layout = memory::kv_layout(graph, &can, options);
+    let fixed = FixedPlaces::reserve(model, options, &kv_layout, decode_rows);
     let mut common = Common {
         weights: Weights::new(model.weights, extras.on_host.to_vec(), &banks(graph)),
         kernels: Kernels::default(),
@@ -197,7 +216,7 @@ fn lower_with(
     let of_towers = towers.iter().flat_map(|tower| &tower.phases);
     let all = phases.iter().chain(of_towers).chain(drafter.as_ref().map(|drafter| &drafter.phase));
     let arena = all.map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
-    let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
+    let kv = common.kv_layout.bytes();
     let Weights { device_bytes: weights, host_bytes: host, seat_bytes: seats, .. } = common.weights;
     let memory = Memory { weights, kv, arena, host, seats };
     let program = CudaProgram {
@@ -235,11 +254,10 @@ struct FixedPlaces {
 }
 
 impl FixedPlaces {
-    fn reserve(model: Model<'_>, options: &Options, capacity: KvCapacity, decode_rows: u64) -> FixedPlaces {
+    fn reserve(model: Model<'_>, options: &Options, layout: &KvLayout, decode_rows: u64) -> FixedPlaces {
         let Model { graph, soft, .. } = model;
         let chunk_rows = chunk_of(options).max(2);
         let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
-        let max_pages = memory::pages_of(options.context);
         let mut end = 0u64;
         let mut reserve = |words: u64| {
             let offset = end;
@@ -252,8 +270,8 @@ impl FixedPlaces {
             chunk: reserve(RECORD_WORDS as u64),
             segments: reserve(chunk_rows.div_ceil(SEGMENT_ROWS) as u64 * SEGMENT_WORDS as u64),
             asked: reserve(RECORD_WORDS as u64),
-            pages: reserve(capacity.rings as u64 * max_pages as u64),
-            max_pages,
+            pages: reserve(u64::from(layout.slots) * u64::from(layout.full.entries)),
+            windows: reserve(u64::from(layout.slots) * u64::from(layout.sliding.entries)),
             suppress: reserve(SUPPRESSED as u64),
             suppress_len: SUPPRESSED,
             history: reserve(HISTORY as u64 * decode_rows),
@@ -270,7 +288,7 @@ impl FixedPlaces {
                 ahead: reserve(chunk_rows as u64),
                 pad: soft.pad,
             }),
-            seats: (!banks(graph).is_empty()).then(|| reserve(Places::seat_words(capacity.slots, decode_rows as u32))),
+            seats: (!banks(graph).is_empty()).then(|| reserve(Places::seat_words(layout.slots, decode_rows as u32))),
             ..text
         };
         let towers = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();

@@ -1,14 +1,13 @@
-//! Memory that outlives a phase: keys and values in rings and blocks, and what the picks work with.
+//! Memory that outlives a phase: keys and values on pages, and what the picks work with.
 
-use gemma4c_graph::{CacheId, Graph, Group, NodeId};
-use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, Places, RECORD_WORDS, Range, Region};
+use gemma4c_graph::{Cache, CacheId, Graph, Group, NodeId};
+use gemma4c_plan::cuda::{Form, KvLayout, KvShape, Launch, Places, RECORD_WORDS, Range, Region};
 
 use super::common::{ALIGNMENT, Common, HISTORY, SUPPRESSED};
 use super::error::LowerError;
 use super::launch::{Span, bind_fixed};
 use super::model::Options;
 use super::phase::PhaseBuilder;
-use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::attention::view::{KvViewArguments, KvViewMutArguments};
 use crate::kernels::sample::{
     ExcludedTokensArguments, MOST_KEPT, Picker, RowSlicesArguments, TokenHistoryArguments, pick,
@@ -21,7 +20,7 @@ pub struct CachePlace {
     /// From the first page's first row to the last page's last.
     pub keys: Span,
     pub values: Span,
-    /// The pages of all slots.
+    /// The tables of all slots.
     pub pages: Span,
     /// Launch arguments.
     pub window: u32,
@@ -51,19 +50,19 @@ impl PhaseBuilder<'_, '_> {
         let of_text = self.common.drafting.as_ref().map_or(cache, |drafting| drafting.caches[cache.index()]);
         let place = layout.caches[of_text.index()];
         let element = self.common.can.kv.bytes();
-        let (start, count, stride) = layout.pages(&place);
-        let of = self.graph().cache(cache);
-        let page = place.rows as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
-        let bytes = (count as u64).saturating_sub(1) * stride + page;
-        let all = |offset| Span::Fixed(Range { region: Region::Kv, offset: start + offset, bytes });
-        let words = layout.rings as u64 * places.max_pages as u64;
+        let (of, paging, stride) = (self.graph().cache(cache), layout.paging(&place), layout.page_bytes);
+        let page = u64::from(paging.rows) * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
+        let bytes = u64::from(layout.pages.saturating_sub(1)) * stride + page;
+        let all = |offset| Span::Fixed(Range { region: Region::Kv, offset, bytes });
+        let table = if place.window.is_some() { places.windows } else { places.pages };
+        let words = u64::from(layout.slots) * u64::from(paging.entries);
         Ok(CachePlace {
             keys: all(place.keys),
             values: all(place.values),
-            pages: Span::Fixed(Range { region: Region::Arena, offset: places.pages, bytes: words * 4 }),
+            pages: Span::Fixed(Range { region: Region::Arena, offset: table, bytes: words * 4 }),
             window: place.window.unwrap_or(u32::MAX),
-            capacity: place.rows,
-            max_pages: places.max_pages,
+            capacity: paging.rows,
+            max_pages: paging.entries,
             page_stride: u32::try_from(stride / element).map_err(|_| LowerError::Page { bytes: stride })?,
         })
     }
@@ -91,36 +90,17 @@ impl PhaseBuilder<'_, '_> {
     }
 }
 
-/// Sequences, rings and blocks that keys and values have memory for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvCapacity {
-    /// Sequences at once.
-    pub slots: u32,
-    /// With those that hold snapshots.
-    pub rings: u32,
-    pub blocks: u32,
+/// Pages of keys and values beside those of one sequence, at most: all sequences may be as long as the context, and
+/// some pages are for snapshots.
+pub fn pages_of_use(options: &Options, layout: &KvLayout) -> u32 {
+    let snapshots = options.snapshots.unwrap_or_else(|| default_snapshots(layout.slots));
+    // A snapshot has the pages of a window and that of its last positions.
+    let of_snapshots = snapshots.saturating_mul(layout.sliding.entries + 1);
+    layout.slots.saturating_mul(layout.pages_for(options.context)).saturating_add(of_snapshots)
 }
 
-impl KvCapacity {
-    /// All sequences may be as long as the context.
-    pub fn of(options: &Options) -> KvCapacity {
-        let slots = options.sequences.max(1);
-        let snapshots = options.snapshots.unwrap_or_else(|| default_snapshots(slots));
-        KvCapacity {
-            slots,
-            rings: slots.saturating_add(snapshots),
-            blocks: slots.saturating_mul(pages_of(options.context)),
-        }
-    }
-}
-
-/// Blocks of a sequence.
-pub fn pages_of(context: u32) -> u32 {
-    context.div_ceil(BLOCK_ROWS)
-}
-
-/// Rings for snapshots where nobody says how many. One is enough for a chat: a turn's snapshot takes the place of the
-/// one before. A second would keep the system prompt for the next chat, at the price of a window.
+/// Snapshots that there is room for where nobody says how many. One is enough for a chat: a turn's snapshot takes the
+/// place of the one before. A second would keep the system prompt for the next chat, at the price of a window.
 fn default_snapshots(slots: u32) -> u32 {
     (slots / 2).clamp(1, 16)
 }
@@ -140,24 +120,16 @@ pub fn decode_ladder(slots: u32, verified: u32) -> Vec<u32> {
     (0..=most.ilog2()).map(|power| 1 << power).collect()
 }
 
-/// Divides keys and values into rings and blocks.
-pub fn kv_layout(graph: &Graph, can: &Abilities, capacity: KvCapacity) -> KvLayout {
-    let KvCapacity { slots, rings, blocks } = capacity;
-    let (mut ring_bytes, mut block_bytes) = (0u64, 0u64);
-    let mut caches = Vec::with_capacity(graph.caches.len());
-    for cache in &graph.caches {
-        let (end, rows) = match cache.window {
-            Some(_) => (&mut ring_bytes, can.capacity(cache)),
-            None => (&mut block_bytes, BLOCK_ROWS),
-        };
-        let row_bytes = can.kv.row_bytes(cache.kv_heads, cache.head_dim);
-        let bytes = (rows as u64 * row_bytes).next_multiple_of(ALIGNMENT);
-        caches.push(KvCache { keys: *end, values: *end + bytes, rows, window: cache.window });
-        *end += 2 * bytes;
-    }
-    let blocks = if block_bytes == 0 { 0 } else { blocks };
-    let blocks_at = rings as u64 * ring_bytes;
-    KvLayout { slots, rings, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
+/// Divides keys and values into pages: as many as are of use.
+pub fn kv_layout(graph: &Graph, can: &Abilities, options: &Options) -> KvLayout {
+    let shape = |cache: &Cache| KvShape {
+        window: cache.window,
+        kept: can.capacity(cache),
+        row_bytes: can.kv.row_bytes(cache.kv_heads, cache.head_dim),
+    };
+    let shapes: Vec<KvShape> = graph.caches.iter().map(shape).collect();
+    let layout = KvLayout { slots: options.sequences.max(1), ..KvLayout::divide(&shapes, options.context) };
+    KvLayout { pages: pages_of_use(options, &layout), ..layout }
 }
 
 /// Bytes that the picks of so many rows work in.

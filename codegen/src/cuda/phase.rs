@@ -121,7 +121,7 @@ pub struct PhaseBuilder<'p, 'a> {
     pub narrowed: HashMap<NodeId, [Span; 2]>,
     /// Where the blocks of a product with adapters send each other words, by its first matrix.
     pub packets: Vec<(NodeId, Span)>,
-    /// Keys and values of a chunk that are not in their ring yet.
+    /// Keys and values of a chunk that are not on their pages yet.
     pub stages: HashMap<CacheId, [Span; 2]>,
     pending: Vec<PendingLaunch>,
     /// The launch with which the asked part of a chunk begins.

@@ -159,8 +159,11 @@ pub fn heads<
     if in_use {
         let to_q = (row * Q_HEADS + local) * DIM;
         let to_cache = (row_of_page(position, row, kv.capacity) * KV_HEADS + local) * head_len(DIM);
-        let page =
-            if is_q { 0u64 } else { page_start(kv.pages, record.w, position, kv.window, kv.max_pages, kv.page_stride) };
+        let page = if is_q {
+            0u64
+        } else {
+            page_start(kv.pages, record.w, position, kv.capacity, kv.max_pages, kv.page_stride)
+        };
         let k_page = kv.k.offset(page);
         let v_page = kv.v.offset(page);
         #[unroll]

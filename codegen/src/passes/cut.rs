@@ -35,8 +35,8 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     schedule.fused.regroup(pieces);
 }
 
-/// A chunk's keys and values of a sliding layer are in a stage while its rows look at the ring; a helper stores the
-/// last of them in the ring.
+/// A chunk's keys and values of a sliding layer are in a stage while its rows look at the pages; a helper stores
+/// the last of them there.
 fn staged_row_stores(schedule: &Schedule, can: &Abilities) -> Vec<Group> {
     let graph = schedule.graph();
     let is_staged = |op: Op| matches!(op, Op::KvAppend { cache } if can.is_staged(graph.cache(cache)));

@@ -8,7 +8,6 @@ use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Produc
 use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::Attention;
-use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::warpgroups::Source;
 use crate::kernels::rows::SumOrder;
@@ -25,6 +24,9 @@ pub struct Pass {
     pub asked_for: bool,
     pub(super) run: fn(&mut Schedule, &Abilities, &mut Log),
 }
+
+/// Positions that the pages of a window hold besides it, at least.
+const SPARE_ROWS: u32 = 256;
 
 /// What the kernels of a target can do, and what the caller wants of them.
 #[derive(Clone, Debug)]
@@ -54,10 +56,10 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// RowCount of a cache: a ring holds the window and a block's worth of rows besides, so that a sequence can go back a
+    /// Positions that a cache holds at once, at least: a window, and some rows besides, so that a sequence can go back a
     /// little.
     pub fn capacity(&self, cache: &gemma4c_graph::Cache) -> u32 {
-        cache.window.map_or(self.context, |window| window.saturating_add(BLOCK_ROWS)).min(self.context)
+        cache.window.map_or(self.context, |window| window.saturating_add(SPARE_ROWS)).min(self.context)
     }
 
     /// Whether a chunk would overwrite what its first rows still see: its keys and values then go through a stage.

@@ -14,8 +14,8 @@ use crate::program::ValueIndex;
 use crate::tower::MOST_TOWERS;
 
 pub use crate::places::{
-    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEAT_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, SoftPlaces,
-    TowerPlaces, record,
+    KvCache, KvLayout, KvShape, PAGE_UNIT, Paging, Places, RECORD_WORDS, SEAT_WORDS, SEGMENT_ROWS, SEGMENT_WORDS,
+    Segment, SoftPlaces, TowerPlaces, record,
 };
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
@@ -159,6 +159,58 @@ impl CudaProgram {
         self.phases.len() + self.towers.iter().map(|tower| tower.phases.len()).sum::<usize>()
     }
 
+    /// How many pages a program has room for in so many bytes: those that it has, or with `more` all that are of use.
+    /// `Err`: the bytes that it needs for one sequence as long as the context.
+    pub fn pages_within(&self, bytes: u64, context: u32, more: bool) -> Result<u32, u64> {
+        let layout = &self.kv_layout;
+        let fixed = self.memory.device().map_or(u64::MAX, |all| all - self.memory.kv);
+        let whole = layout.pages_for(context);
+        let of_use = layout.slots.saturating_mul(whole);
+        let most = if more { layout.pages.max(of_use) } else { layout.pages };
+        let fitting = bytes.saturating_sub(fixed).checked_div(layout.page_bytes).unwrap_or(u64::MAX);
+        match u32::try_from(fitting).unwrap_or(u32::MAX).min(most) {
+            pages if pages >= whole && bytes >= fixed => Ok(pages),
+            _ => Err(fixed.saturating_add(layout.bytes_for(context))),
+        }
+    }
+
+    /// What takes the memory of a program that does not fit into `available` bytes, each with what makes it less.
+    pub fn advice(&self, context: u32, available: u64) -> String {
+        let Memory { weights, kv, arena, seats, .. } = self.memory;
+        let (one, name) = (self.kv_layout.bytes_for(context), self.kv.name());
+        let mut parts = vec![format!("weights take {weights} bytes (a file of fewer bits a weight, a smaller model)")];
+        parts.extend((seats > 0).then(|| format!("seats {seats} bytes (fewer --adapters, a smaller --rank)")));
+        parts.push(format!("activations {arena} bytes (fewer --sequences, a smaller --chunk)"));
+        // 34 bytes in place of 32 values of 16 bits.
+        let narrow = one / self.kv.bytes() * 34 / 32;
+        let less = if self.kv.is_narrow() { String::new() } else { format!(", {narrow} bytes with --kv q8_0") };
+        parts.push(format!("one sequence of {context} tokens {one} bytes in {name} (a smaller --ctx{less})"));
+        let all = self.memory.device().unwrap_or(u64::MAX).saturating_sub(kv).saturating_add(one);
+        let more = all.saturating_sub(available);
+        format!("{}; a GPU with {more} bytes more has room for it", parts.join(", "))
+    }
+
+    /// Gives the program another number of pages. What its launches are told of a cache is from the first page to the
+    /// last, and nothing else depends on how many there are.
+    pub fn set_pages(&mut self, pages: u32) {
+        let more = i64::from(pages) - i64::from(self.kv_layout.pages);
+        let grown = |bytes: u64| bytes.wrapping_add_signed(more.wrapping_mul(self.kv_layout.page_bytes as i64));
+        let grow = |launch: &mut Launch| {
+            for argument in &mut launch.arguments {
+                if let Argument::Memory(Range { region: Region::Kv, bytes, .. }) = argument {
+                    *bytes = grown(*bytes);
+                }
+            }
+        };
+        let of_towers = self.towers.iter_mut().flat_map(|tower| &mut tower.phases);
+        let phases = self.phases.iter_mut().chain(of_towers);
+        for phase in phases.chain(self.drafter.iter_mut().map(|drafter| &mut drafter.phase)) {
+            phase.steps.iter_mut().for_each(|step| grow(&mut step.launch));
+        }
+        self.memory.kv = grown(self.memory.kv);
+        self.kv_layout.pages = pages;
+    }
+
     /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
     pub fn loaded_bytes(&self) -> u64 {
         let parts = self.loads.iter().flat_map(|load| &load.parts).map(|part| match part {
@@ -204,19 +256,6 @@ impl Memory {
             Region::Arena => self.arena,
             Region::Host => self.host,
             Region::Seats => self.seats,
-        }
-    }
-
-    /// What to do where no more than `available` bytes of the device are free, by what takes the most.
-    pub const fn advice(&self, available: u64) -> &'static str {
-        if self.weights > available {
-            "the weights alone do not fit; take a file of fewer bits a weight, or a smaller model"
-        } else if self.seats > self.kv && self.seats > self.arena {
-            "besides the weights, seats for adapters take most; compile with fewer --adapters or a smaller --rank"
-        } else if self.kv >= self.arena {
-            "besides the weights, keys and values take most; compile with fewer --sequences, a smaller --ctx or --kv q8_0"
-        } else {
-            "besides the weights, activations take most; compile with a smaller --chunk"
         }
     }
 
@@ -374,7 +413,7 @@ pub enum Form {
     Mixed {
         loose: u32,
     },
-    /// The type of keys and values: rows of a chunk in flight into a ring.
+    /// The type of keys and values: rows of a chunk in flight to their pages.
     Kv,
     /// Of a routing: the ids of the experts a row goes to, as u32.
     Experts,

@@ -283,9 +283,9 @@ mod tests {
         };
         let layout = KvLayout {
             slots: 2,
-            rings: 2,
-            ring_bytes: 64,
-            caches: [0, 32].map(|keys| KvCache { keys, values: keys + 16, rows: 1, window: Some(1) }).to_vec(),
+            pages: 2,
+            page_bytes: 64,
+            caches: [0, 32].map(|keys| KvCache { keys, values: keys + 16, window: Some(1) }).to_vec(),
             ..KvLayout::default()
         };
         let disturbed_last = |launches: &[Launch]| {

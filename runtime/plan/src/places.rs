@@ -6,95 +6,166 @@
 use serde::{Deserialize, Serialize};
 
 use crate::list::at_most;
+/// Positions of a page are a multiple of this: a tile of keys is on two pages at most.
+pub const PAGE_UNIT: u32 = 64;
 
-/// How keys and values lie in [`Region::Kv`](crate::cuda::Region::Kv): rings, then blocks. A ring holds the sliding
-/// layers of one sequence, a block holds [`BLOCK_ROWS`] positions of all global layers. Either is contiguous, so that
-/// it can be copied as a whole.
+/// How keys and values lie in [`Region::Kv`](crate::cuda::Region::Kv): pages of one size, one behind the other. A page
+/// holds some positions of one sequence: of all sliding layers, or of all full ones. Which of them is whose is decided
+/// while the plan runs, by one allocator for both kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
-    /// Sequences at once: rings that rows may name. Those beyond hold snapshots.
+    /// Sequences at once.
     pub slots: u32,
-    /// Rings; the first starts at 0, each `ring_bytes` after the one before. A row's slot is the number of its ring.
-    pub rings: u32,
-    pub ring_bytes: u64,
-    /// Blocks; the first starts at `blocks_at`, each `block_bytes` after the one before.
-    pub blocks: u32,
-    pub block_bytes: u64,
-    pub blocks_at: u64,
-    /// [`BLOCK_ROWS`].
-    pub block_rows: u32,
+    /// Pages; a plan may be opened with [others](crate::cuda::CudaProgram::set_pages).
+    pub pages: u32,
+    pub page_bytes: u64,
+    pub sliding: Paging,
+    pub full: Paging,
     /// In the order of the caches of the CPU's program.
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub caches: Vec<KvCache>,
 }
 
-/// Keys and values of one layer within a ring or a block.
+/// The pages of a sequence in layers of one kind: a position is in row `position % rows` of the page that entry
+/// `position / rows % entries` of the sequence's table names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paging {
+    /// Positions of a page.
+    pub rows: u32,
+    /// Pages of a sequence, at most: those of the context or, of sliding layers, of a window and what may be written
+    /// ahead of it. 0 where there are no sliding layers.
+    pub entries: u32,
+}
+
+impl Paging {
+    /// Pages of a sequence of so many positions.
+    pub const fn pages_for(&self, positions: u32) -> u32 {
+        if self.entries == 0 {
+            return 0;
+        }
+        let pages = positions.div_ceil(self.rows);
+        if pages < self.entries { pages } else { self.entries }
+    }
+
+    /// Positions that are there at once.
+    pub const fn kept(&self) -> u32 {
+        self.rows.saturating_mul(self.entries)
+    }
+}
+
+/// Keys and values of one layer within a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvCache {
-    /// Offsets from the start of a ring, or of a block.
+    /// Offsets from the start of a page.
     pub keys: u64,
     pub values: u64,
-    /// Rows of one ring, or of one block: position p lies in row p % `rows`.
-    pub rows: u32,
-    /// `None`: a global layer, in blocks.
+    /// `None`: a full layer.
     pub window: Option<u32>,
 }
 
-/// Positions of a block of global layers.
-pub const BLOCK_ROWS: u32 = 256;
+/// What a layer keeps of a position, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub window: Option<u32>,
+    /// Positions that are there at once.
+    pub kept: u32,
+    /// Bytes of the keys, or of the values, of a position.
+    pub row_bytes: u64,
+}
+
+/// Positions of a page of sliding layers: few enough that a sequence takes little more than it has rows, enough that
+/// most tiles of keys are on one page.
+const SLIDING_ROWS: u32 = 128;
+/// Positions of a page of full layers where there are no sliding ones.
+const FULL_ROWS: u32 = 256;
+/// Where the keys or values of a layer may begin on a page.
+const PAGE_ALIGNMENT: u64 = 256;
 
 impl KvLayout {
-    /// Bytes of all rings.
-    pub const fn rings_bytes(&self) -> u64 {
-        self.ring_bytes.saturating_mul(self.rings as u64)
+    /// Pages of one size for layers of both kinds, none of them yet: a page of full layers has as many positions as
+    /// take the bytes of a page of sliding ones.
+    pub fn divide(shapes: &[KvShape], context: u32) -> KvLayout {
+        let whole = context.max(1).next_multiple_of(PAGE_UNIT);
+        let of_kind = |slides: bool| shapes.iter().filter(move |shape| shape.window.is_some() == slides);
+        let row = |slides: bool| of_kind(slides).map(|shape| 2 * shape.row_bytes).sum::<u64>();
+        let rows = SLIDING_ROWS.min(whole);
+        let kept = of_kind(true).map(|shape| shape.kept.min(context)).max().unwrap_or(0);
+        let sliding = Paging { rows, entries: kept.div_ceil(rows) };
+        let fitting = (row(true) * u64::from(rows)).checked_div(row(false)).filter(|rows| *rows > 0);
+        let fitting = fitting.map_or(FULL_ROWS, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
+        let rows = (fitting.clamp(PAGE_UNIT, whole) / PAGE_UNIT) * PAGE_UNIT;
+        let full = Paging { rows, entries: context.div_ceil(rows) };
+        let mut ends = [0u64; 2];
+        let mut caches = Vec::with_capacity(shapes.len());
+        for shape in shapes {
+            let slides = shape.window.is_some();
+            let rows = if slides { sliding.rows } else { full.rows };
+            let bytes = (u64::from(rows) * shape.row_bytes).next_multiple_of(PAGE_ALIGNMENT);
+            let end = &mut ends[usize::from(slides)];
+            caches.push(KvCache { keys: *end, values: *end + bytes, window: shape.window });
+            *end += 2 * bytes;
+        }
+        KvLayout { slots: 0, pages: 0, page_bytes: ends[0].max(ends[1]), sliding, full, caches }
     }
 
-    /// Bytes of all blocks.
-    pub const fn blocks_bytes(&self) -> u64 {
-        self.block_bytes.saturating_mul(self.blocks as u64)
+    /// The pages of a cache.
+    pub const fn paging(&self, cache: &KvCache) -> Paging {
+        if cache.window.is_some() { self.sliding } else { self.full }
+    }
+
+    /// Pages that a sequence of so many positions takes.
+    pub const fn pages_for(&self, positions: u32) -> u32 {
+        self.sliding.pages_for(positions).saturating_add(self.full.pages_for(positions))
+    }
+
+    /// Bytes that it takes.
+    pub const fn bytes_for(&self, positions: u32) -> u64 {
+        self.page_bytes.saturating_mul(self.pages_for(positions) as u64)
+    }
+
+    /// Bytes of all pages.
+    pub const fn bytes(&self) -> u64 {
+        self.page_bytes.saturating_mul(self.pages as u64)
     }
 
     /// How many sequences of so many positions there is room for at once.
     pub const fn sequences_of(&self, positions: u32) -> u32 {
-        let each = positions.div_ceil(BLOCK_ROWS);
-        match self.blocks.checked_div(each) {
-            Some(fitting) if self.block_bytes > 0 && fitting < self.slots => fitting,
+        match self.pages.checked_div(self.pages_for(positions)) {
+            Some(fitting) if fitting < self.slots => fitting,
             _ => self.slots,
         }
     }
 
     /// How many positions each of all sequences may have at once, up to `context`.
     pub const fn positions_each(&self, context: u32) -> u32 {
-        match self.blocks.checked_div(self.slots) {
-            Some(blocks) if self.block_bytes > 0 && blocks < context.div_ceil(BLOCK_ROWS) => blocks * BLOCK_ROWS,
-            _ => context,
+        let (mut fitting, mut over) = (0, context + 1);
+        // What is known to fit, and what is known not to.
+        while fitting + 1 < over {
+            let middle = fitting + (over - fitting) / 2;
+            if self.pages_for(middle) as u64 * self.slots as u64 <= self.pages as u64 {
+                fitting = middle;
+            } else {
+                over = middle;
+            }
         }
+        fitting
     }
 
     /// The cache, and whether it is its values, whose pages a range is, from the first to the last: it has bytes of
-    /// other caches between them.
+    /// other caches between them. A sliding and a full layer may begin at the same place of a page, and then count as
+    /// one: they share no page, but who takes them for the same only waits.
     pub fn whole_pages(&self, offset: u64, bytes: u64) -> Option<(usize, bool)> {
         let sides = self
             .caches
             .iter()
             .enumerate()
             .flat_map(|(index, cache)| [(index, cache, false, cache.keys), (index, cache, true, cache.values)]);
+        // Keys and values have parts of one size.
+        let before = self.page_bytes.saturating_mul(u64::from(self.pages.saturating_sub(1)));
         let is_it = |cache: &KvCache, from: u64| {
-            let (start, count, stride) = self.pages(cache);
-            // Keys and values have pages of one size.
-            let most = (count as u64).saturating_sub(1).saturating_mul(stride);
-            let most = most.saturating_add(cache.values.abs_diff(cache.keys));
-            Some(offset) == start.checked_add(from) && bytes <= most
+            offset == from && bytes <= before.saturating_add(cache.values.abs_diff(cache.keys))
         };
         sides.into_iter().find(|(_, cache, _, from)| is_it(cache, *from)).map(|(index, _, values, _)| (index, values))
-    }
-
-    /// Where the pages of a cache start, their number, and the bytes from one to the next.
-    pub const fn pages(&self, cache: &KvCache) -> (u64, u32, u64) {
-        match cache.window {
-            Some(_) => (0, self.rings, self.ring_bytes),
-            None => (self.blocks_at, self.blocks, self.block_bytes),
-        }
     }
 }
 
@@ -110,7 +181,7 @@ pub mod record {
     /// The row's token; of the asked record, the index of the asked row in the chunk, until the pick puts its token
     /// there.
     pub const TOKEN: usize = 2;
-    /// Ring of the sequence, and its row of the page table.
+    /// The sequence's row of the page tables.
     pub const SLOT: usize = 3;
     /// Counts the picks of the row: the next goes to this entry of the history, modulo its length.
     pub const TICK: usize = 4;
@@ -186,10 +257,11 @@ pub struct Places {
     /// The record of the asked row of a chunk, the one whose logits are wanted; several take turns. The pick after a
     /// prefill works on it as on the first of the decoded rows.
     pub asked: u64,
-    /// Which block holds a position of a global layer: [slot][position / [`BLOCK_ROWS`]], `max_pages` words for each
-    /// ring.
+    /// Which pages hold a sequence's positions in full layers: as many words for each slot as [`KvLayout::full`] has
+    /// entries.
     pub pages: u64,
-    pub max_pages: u32,
+    /// The same in sliding layers.
+    pub windows: u64,
     /// Tokens that are never picked; unused entries hold `u32::MAX`.
     pub suppress: u64,
     pub suppress_len: u32,
@@ -254,6 +326,29 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 31B: 50 sliding layers of 16 heads of 256 values, 10 full ones of 4 heads of 512, in f16.
+    #[test]
+    fn a_page_is_as_large_for_both_kinds_of_layers() {
+        let sliding = KvShape { window: Some(1024), kept: 1280, row_bytes: 16 * 512 };
+        let full = KvShape { window: None, kept: 32768, row_bytes: 4 * 1024 };
+        let layout = KvLayout::divide(&[[sliding; 50].as_slice(), &[full; 10]].concat(), 32768);
+        assert_eq!(
+            (layout.sliding, layout.full),
+            (Paging { rows: 128, entries: 10 }, Paging { rows: 1280, entries: 26 })
+        );
+        assert_eq!(layout.page_bytes, 128 * 50 * 2 * 16 * 512);
+        assert_eq!([1, 640, 1024, 32768].map(|positions| layout.pages_for(positions)), [2, 6, 9, 36]);
+        assert_eq!(layout.bytes_for(640), 6 * layout.page_bytes);
+        let room = KvLayout { slots: 128, pages: 1000, ..layout };
+        assert_eq!((room.sequences_of(1024), room.sequences_of(640), room.positions_each(32768)), (111, 128, 768));
+        // Each alone, and a context that is shorter than a page.
+        let only = KvLayout::divide(&[full; 10], 32768);
+        assert_eq!((only.sliding.entries, only.full), (0, Paging { rows: 256, entries: 128 }));
+        let short = KvLayout::divide(&[sliding, full], 70);
+        let pages = Paging { rows: 128, entries: 1 };
+        assert_eq!((short.sliding, short.full), (pages, pages));
+    }
 
     #[test]
     fn every_64_rows_know_their_segment() {

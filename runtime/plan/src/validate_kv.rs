@@ -1,61 +1,59 @@
-//! What must hold of keys and values and of the words that host and device exchange: rings, blocks and records lie
-//! where there is memory for them.
+//! What must hold of keys and values and of the words that host and device exchange: pages and records lie where there
+//! is memory for them.
 
 use crate::Plan;
-use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS};
+use crate::cuda::{CudaProgram, PAGE_UNIT, Paging, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS};
 use crate::validate_range::check_range;
 
-/// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart
-/// from the others.
+/// Pages fill their region, and every cache lies within a page, apart from the others of its kind.
 pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
     let layout = &program.kv_layout;
     let caches = &plan.program.caches;
     if layout.caches.len() != caches.len() {
         return Err(format!("places for {} caches of {}", layout.caches.len(), caches.len()));
     }
-    let all = |count: u32, bytes: u64| bytes.checked_mul(count.into());
-    let rings = all(layout.rings, layout.ring_bytes).ok_or("rings that are too large")?;
-    let blocks = all(layout.blocks, layout.block_bytes).ok_or("blocks that are too large")?;
-    let end = layout.blocks_at.checked_add(blocks).ok_or("blocks that are too large")?;
-    if layout.slots == 0 || layout.slots > layout.rings {
-        return Err(format!("{} sequences with {} rings", layout.slots, layout.rings));
+    let bytes = layout.page_bytes.checked_mul(layout.pages.into()).ok_or("pages that are too large")?;
+    if bytes != program.memory.kv {
+        return Err(format!("{} pages of {} bytes in {}", layout.pages, layout.page_bytes, program.memory.kv));
     }
-    if layout.blocks_at < rings || end > program.memory.kv {
-        let bytes = program.memory.kv;
-        return Err(format!("{rings} bytes of rings, and blocks from {} to {end}, in {bytes}", layout.blocks_at));
+    if layout.slots == 0 {
+        return Err("no sequences".into());
     }
-    if layout.block_rows != BLOCK_ROWS {
-        return Err(format!("blocks of {} positions", layout.block_rows));
+    let context = plan.program.context;
+    let kinds = [(layout.sliding, true), (layout.full, false)];
+    for (paging, slides) in kinds {
+        let are_there = caches.iter().any(|cache| cache.window.is_some() == slides);
+        let has_pages = are_there || !slides;
+        if has_pages != (paging.entries > 0) || paging.rows == 0 || !paging.rows.is_multiple_of(PAGE_UNIT) {
+            return Err(format!("{} pages of {} positions for a sequence", paging.entries, paging.rows));
+        }
+        let most = context.div_ceil(paging.rows);
+        if paging.entries > most || !slides && paging.entries != most {
+            return Err(format!("{} pages for a sequence of {context}", paging.entries));
+        }
     }
-    let max_pages = plan.program.context.div_ceil(BLOCK_ROWS);
-    if program.places.max_pages != max_pages {
-        return Err(format!("{} pages for a sequence of {}", program.places.max_pages, plan.program.context));
+    if layout.pages_for(context) > layout.pages {
+        return Err(format!("{} pages, of which one sequence takes {}", layout.pages, layout.pages_for(context)));
     }
-    if caches.iter().any(|cache| cache.window.is_none()) && layout.blocks < max_pages {
-        return Err(format!("{} blocks, of which one sequence takes {max_pages}", layout.blocks));
-    }
-    // The ranges of keys and values: of rings, and of blocks.
+    // The ranges of keys and values on a page: of sliding layers, and of full ones.
     let mut taken = [Vec::new(), Vec::new()];
     for (index, (place, cache)) in layout.caches.iter().zip(caches).enumerate() {
         let row = program.kv.row_bytes(cache.kv_heads, cache.head_dim);
-        let fitting = match cache.window {
-            Some(window) => place.rows >= window.min(plan.program.context),
-            None => place.rows == BLOCK_ROWS,
-        };
-        if place.window != cache.window || !fitting {
-            return Err(format!("cache {index} has pages of {} rows", place.rows));
+        let paging = layout.paging(place);
+        if place.window != cache.window || cache.window.is_some_and(|window| paging.kept() < window.min(context)) {
+            return Err(format!("cache {index} has pages of {} rows", paging.kept()));
         }
-        let bytes = row.checked_mul(place.rows.into()).ok_or("a cache that is too large")?;
+        let bytes = row.checked_mul(paging.rows.into()).ok_or("a cache that is too large")?;
         for start in [place.keys, place.values] {
             let end = start.checked_add(bytes).ok_or("a cache that is too large")?;
             taken[usize::from(cache.window.is_none())].push((start, end));
         }
     }
-    for (ranges, bytes) in taken.iter_mut().zip([layout.ring_bytes, layout.block_bytes]) {
+    for ranges in &mut taken {
         ranges.sort_unstable();
         let apart = ranges.windows(2).all(|two| two[0].1 <= two[1].0);
-        if !apart || ranges.last().is_some_and(|last| last.1 > bytes) {
-            return Err(format!("keys and values do not fit in {bytes} bytes"));
+        if !apart || ranges.last().is_some_and(|last| last.1 > layout.page_bytes) {
+            return Err(format!("keys and values do not fit in {} bytes", layout.page_bytes));
         }
     }
     Ok(())
@@ -66,13 +64,15 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
     let places = &program.places;
     let chunk = program.phases.iter().map(|phase| phase.rows as u64).max().unwrap_or(1);
     let (rows, record) = (program.decode_rows() as u64, RECORD_WORDS as u64);
+    let table = |of: Paging| u64::from(program.kv_layout.slots) * u64::from(of.entries);
     let words = [
         ("tokens", places.tokens, chunk),
         ("rows", places.rows, rows * record),
         ("chunk", places.chunk, record),
         ("segments", places.segments, chunk.div_ceil(SEGMENT_ROWS as u64) * SEGMENT_WORDS as u64),
         ("asked", places.asked, record),
-        ("pages", places.pages, program.kv_layout.rings as u64 * places.max_pages as u64),
+        ("pages", places.pages, table(program.kv_layout.full)),
+        ("pages of windows", places.windows, table(program.kv_layout.sliding)),
         ("suppress", places.suppress, places.suppress_len as u64),
         ("history", places.history, places.history_len as u64 * rows),
         ("logits", places.logits, plan.model.vocab_size as u64 * rows),

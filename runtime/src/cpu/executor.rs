@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
-use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, SeatWeights, Step, Value, Weight, WeightId};
+use gemma4c_plan::cuda::KvLayout;
+use gemma4c_plan::{Kind, Op, Plan, Program, RowCount, SeatWeights, Step, Value, Weight, WeightId};
 
 use super::aligned::Aligned;
-use super::kv::{BLOCK_ROWS, KvLayer, Pages};
+use super::kv::{self, KvMemory, Pages};
 use super::ops::adapter::{self, Seat};
 use super::ops::grid::{self, Grid};
 use super::ops::matmul::{Experts, Matrix};
@@ -127,34 +128,9 @@ impl Pass<'_> {
 /// How many sequences there is memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Rings of the sliding layers; sequences are in the first ones.
-    pub rings: usize,
-    /// Blocks of the global layers.
-    pub blocks: usize,
-}
-
-impl Room {
-    /// For one sequence as long as the plan allows.
-    pub fn for_one(plan: &Plan) -> Room {
-        Room { rings: 1, blocks: (plan.program.context as usize).div_ceil(BLOCK_ROWS) }
-    }
-
-    /// Bytes of all keys and values; `None` on overflow.
-    pub fn bytes(&self, plan: &Plan) -> Option<u64> {
-        plan.program.caches.iter().try_fold(0u64, |sum, cache| {
-            let (pages, rows) = self.pages(cache);
-            let row = (cache.kv_heads as u64).checked_mul(cache.head_dim as u64)?.checked_mul(2 * 4)?;
-            sum.checked_add(row.checked_mul(rows as u64)?.checked_mul(pages as u64)?)
-        })
-    }
-
-    /// Pages of a cache, and the rows of each.
-    pub fn pages(&self, cache: &Cache) -> (usize, usize) {
-        match cache.window {
-            Some(_) => (self.rings, cache.capacity as usize),
-            None => (self.blocks, BLOCK_ROWS),
-        }
-    }
+    pub slots: usize,
+    /// Pages of keys and values.
+    pub pages: usize,
 }
 
 /// Sees every f32 value as it is made: its name, its width and its rows. What it changes, later steps read.
@@ -178,6 +154,13 @@ impl Part {
     }
 }
 
+/// Which pages are whose.
+struct Tables {
+    layout: KvLayout,
+    /// Those of each slot's sequence, in sliding layers and in full ones.
+    of_slots: Vec<[Vec<u32>; 2]>,
+}
+
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
     plan: Arc<Plan>,
@@ -188,9 +171,8 @@ pub struct Executor {
     /// One for each RoPE step, shared by steps with the same frequencies.
     ropes: Vec<Option<Arc<RopeTable>>>,
     arena: Aligned,
-    caches: Vec<KvLayer>,
-    /// The blocks of each slot's sequence, in order.
-    tables: Vec<Vec<u32>>,
+    kv: KvMemory,
+    tables: Tables,
     /// Where the sequence of each slot sits.
     seats: Vec<Seat>,
     /// By the weight's index: what is in the seats. Empty for all that is not reserved for them.
@@ -210,7 +192,8 @@ impl Executor {
             std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
         let arenas = programs.map(|program| program.arena_bytes);
         let made = Weights::bytes_to_make(&plan).saturating_add(plan.reserved_bytes());
-        let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
+        let pages = kv::layout(&plan).page_bytes.checked_mul(room.pages as u64);
+        let needed = arenas.fold(pages, |sum, bytes| sum?.checked_add(bytes));
         let needed = needed.and_then(|sum| sum.checked_add(made)).unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
             let what = if made == 0 { "keys, values and activations" } else { "weights, keys, values and activations" };
@@ -225,14 +208,14 @@ impl Executor {
 
     /// One that runs a tower of the same plan over the same weights.
     pub(crate) fn tower(&self, index: usize) -> Executor {
-        let room = Room { rings: 0, blocks: 0 };
+        let room = Room { slots: 0, pages: 0 };
         Executor::new(Arc::clone(&self.plan), Part::Tower(index), Arc::clone(&self.weights), room)
     }
 
     /// One that runs the plan's drafter over the same weights; `None` for a plan without one. It has no keys and
     /// values.
     pub(crate) fn drafter(&self) -> Option<Executor> {
-        let room = Room { rings: 0, blocks: 0 };
+        let room = Room { slots: 0, pages: 0 };
         let drafter = || Executor::new(Arc::clone(&self.plan), Part::Drafter, Arc::clone(&self.weights), room);
         self.plan.drafter.as_ref().map(|_| drafter())
     }
@@ -254,21 +237,14 @@ impl Executor {
         let program = part.program(&plan);
         // A drafter reads another executor's.
         let own_caches = if part == Part::Drafter { &[] } else { program.caches.as_slice() };
+        let layout = kv::layout(&plan);
         Executor {
             part,
             ropes: rope_tables(&program.steps, &vectors),
             arena: Aligned::zeros(program.arena_bytes as usize / 4),
-            caches: own_caches
-                .iter()
-                .map(|cache| {
-                    let (pages, rows) = room.pages(cache);
-                    let layer = KvLayer::new(pages, rows, cache.kv_heads as usize, cache.head_dim as usize);
-                    layer.rounded_to(program.kv)
-                })
-                .collect(),
-            // A sequence that is alone needs no table: its blocks are all there are.
-            tables: vec![(0..room.blocks as u32).collect(); room.rings],
-            seats: vec![Seat::default(); room.rings],
+            kv: KvMemory::new(&layout, own_caches, room.pages, program.kv),
+            tables: Tables { layout, of_slots: vec![Default::default(); room.slots] },
+            seats: vec![Seat::default(); room.slots],
             banks: banks(&plan, part),
             routes: program.values.iter().map(|_| None).collect(),
             tokens: program.values.iter().map(|_| None).collect(),
@@ -282,9 +258,9 @@ impl Executor {
         &self.plan
     }
 
-    /// The blocks that hold the positions of a slot's sequence.
-    pub fn set_pages(&mut self, slot: u32, pages: &[u32]) {
-        self.tables[slot as usize] = pages.to_vec();
+    /// The pages that hold the positions of a slot's sequence, in sliding layers and in full ones.
+    pub fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) {
+        self.tables.of_slots[slot as usize] = [sliding, full].map(<[u32]>::to_vec);
     }
 
     /// The seat of a slot's sequence.
@@ -300,10 +276,12 @@ impl Executor {
         }
     }
 
-    /// The layers that have rings, or those that have blocks.
-    pub fn layers(&mut self, are_rings: bool) -> impl Iterator<Item = &mut KvLayer> {
-        let caches = self.plan.program.caches.iter().zip(&mut self.caches);
-        caches.filter(move |(cache, _)| cache.window.is_some() == are_rings).map(|(_, layer)| layer)
+    pub fn kv(&self) -> &KvMemory {
+        &self.kv
+    }
+
+    pub fn kv_mut(&mut self) -> &mut KvMemory {
+        &mut self.kv
     }
 
     /// Runs every step and returns the logits of the asked rows.
@@ -393,7 +371,7 @@ impl Executor {
                 let window = cache.window.map(|window| window as usize - 1);
                 let mut spans = pass.spans(output.rows);
                 spans.iter_mut().for_each(|span| span.first_position -= 1);
-                let spans = seen(&text.caches[lent], &text.tables, window.is_some(), &spans);
+                let spans = text.tables.seen(&text.kv, lent, &spans);
                 attention::attention(read(0), &spans, window, &[], heads as usize, out);
             }
             Op::Gather { table } => gather::gather(&matrix(table), pass.tokens, out),
@@ -468,20 +446,19 @@ impl Executor {
                 rope::rope(out, heads, head_dim as usize, &pass.positions(output.rows), table);
             }
             Op::KvAppend { cache } => {
-                let is_ring = program.caches[cache.index()].window.is_some();
                 let (mut keys, mut values) = (read(0), read(1));
                 for Span { slot, first_position, rows } in pass.spans(value(step.inputs[0]).rows) {
                     let (own_keys, other_keys) = keys.split_at(rows * x_width);
                     let (own_values, other_values) = values.split_at(rows * x_width);
-                    let pages = pages(&self.tables, slot, is_ring);
-                    self.caches[cache.index()].append(pages, first_position, own_keys, own_values);
+                    let pages = self.tables.pages(slot, cache.index());
+                    self.kv.append(cache.index(), pages, first_position, own_keys, own_values);
                     (keys, values) = (other_keys, other_values);
                 }
             }
             Op::Attention { heads } | Op::AttentionAhead { heads } => {
                 let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
                 let window = program.caches[cache.index()].window.map(|w| w as usize);
-                let spans = seen(&self.caches[cache.index()], &self.tables, window.is_some(), &pass.spans(output.rows));
+                let spans = self.tables.seen(&self.kv, cache.index(), &pass.spans(output.rows));
                 let ahead = match step.op {
                     Op::AttentionAhead { .. } => pass.soft_positions(self.plan.model.hidden as usize),
                     _ => Vec::new(),
@@ -503,19 +480,23 @@ fn banks(plan: &Plan, part: Part) -> Vec<Vec<u8>> {
     if part == Part::Text { plan.weights.iter().map(bank).collect() } else { Vec::new() }
 }
 
-/// What rows see of a layer.
-fn seen<'a>(layer: &'a KvLayer, tables: &'a [Vec<u32>], is_ring: bool, spans: &[Span]) -> Vec<attention::Span<'a>> {
-    let span = |&Span { slot, first_position, rows }: &Span| attention::Span {
-        kv: layer.view(pages(tables, slot, is_ring)),
-        first_position,
-        rows,
-    };
-    spans.iter().map(span).collect()
-}
+impl Tables {
+    /// Where a slot's sequence lies in a layer.
+    fn pages(&self, slot: u32, layer: usize) -> Pages<'_> {
+        let [sliding, full] = &self.of_slots[slot as usize];
+        let place = &self.layout.caches[layer];
+        Pages::of(if place.window.is_some() { sliding } else { full }, self.layout.paging(place))
+    }
 
-/// Where a slot's sequence lies in a layer.
-fn pages(tables: &[Vec<u32>], slot: u32, is_ring: bool) -> Pages<'_> {
-    if is_ring { Pages::Ring(slot) } else { Pages::Table(&tables[slot as usize]) }
+    /// What rows see of a layer.
+    fn seen<'a>(&'a self, kv: &'a KvMemory, layer: usize, spans: &[Span]) -> Vec<attention::Span<'a>> {
+        let span = |&Span { slot, first_position, rows }: &Span| attention::Span {
+            kv: kv.view(layer, self.pages(slot, layer)),
+            first_position,
+            rows,
+        };
+        spans.iter().map(span).collect()
+    }
 }
 
 /// The table of each RoPE step. Steps with the same frequencies share one, so that the angles of a pass are computed

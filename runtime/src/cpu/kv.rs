@@ -1,36 +1,44 @@
-//! The KV cache of one layer for many sequences, in f32; rounded, where a plan's keys and values have 8 bits.
+//! Keys and values of all layers for many sequences, in f32; rounded, where a plan's keys and values have 8 bits.
 //!
-//! It is pages of rows. A sliding layer has one page for each sequence, a ring: position p lies in row `p % rows`, and
-//! a page has the window plus the longest chunk, since a whole chunk is appended before its first row looks back a
-//! window. A global layer's pages are blocks of 256 positions, which a sequence's table names in order.
+//! They are on pages of one size, as on a GPU (`gemma4c_plan::cuda::KvLayout`): a page has some positions of one
+//! sequence, of all sliding layers or of all full ones, and a sequence has a table of its pages for each kind. Those of
+//! the sliding layers are used over and over: they hold the window and the longest chunk, since a whole chunk is
+//! appended before its first row looks back a window.
 
-use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::cuda::{KvCache, KvLayout, KvShape, KvType, Paging};
+use gemma4c_plan::{Cache, Plan};
 
 use super::aligned::Aligned;
 
-/// Positions in a page of a global layer.
-pub const BLOCK_ROWS: usize = 256;
-
-/// Keys and values of one layer: one row a position, one key and one value a head.
+/// Keys and values of some layers: one row a position, one key and one value a head.
 #[derive(Debug)]
-pub struct KvLayer {
-    pages: usize,
+pub struct KvMemory {
+    floats: Aligned,
+    /// Floats of a page.
+    page: usize,
+    layers: Vec<KvLayer>,
+}
+
+/// Where the rows of a layer are on a page.
+#[derive(Clone, Copy, Debug)]
+struct KvLayer {
+    /// In floats.
+    keys: usize,
+    values: usize,
     rows: usize,
     heads: usize,
     head_dim: usize,
     /// What rows are rounded to as they are appended.
     kv: KvType,
-    keys: Aligned,
-    values: Aligned,
 }
 
-/// Where one sequence's rows lie in a layer.
+/// Where one sequence's rows lie in layers of a kind.
 #[derive(Clone, Copy, Debug)]
-pub enum Pages<'a> {
-    /// In one page, over and over.
-    Ring(u32),
-    /// In these pages, in order.
-    Table(&'a [u32]),
+pub struct Pages<'a> {
+    /// The pages that it has.
+    pub table: &'a [u32],
+    /// After so many of them the first is used again.
+    pub entries: usize,
 }
 
 /// One sequence's keys and values in a layer.
@@ -38,6 +46,8 @@ pub enum Pages<'a> {
 pub struct KvView<'a> {
     keys: &'a [f32],
     values: &'a [f32],
+    /// Floats of a page.
+    page: usize,
     /// Rows of a page.
     rows: usize,
     heads: usize,
@@ -45,95 +55,115 @@ pub struct KvView<'a> {
     pages: Pages<'a>,
 }
 
-impl KvLayer {
-    /// Memory is only reserved: the system hands it out zeroed and page by page as rows are written, so a long context
-    /// costs what it holds.
-    pub fn new(pages: usize, rows: usize, heads: usize, head_dim: usize) -> KvLayer {
-        let len = pages * rows * heads * head_dim;
-        let (keys, values) = (Aligned::zeros(len), Aligned::zeros(len));
-        KvLayer { pages, rows, heads, head_dim, kv: KvType::F32, keys, values }
+/// How the keys and values of a plan are divided into pages on a CPU.
+pub fn layout(plan: &Plan) -> KvLayout {
+    let shape = |cache: &Cache| KvShape {
+        window: cache.window,
+        kept: cache.capacity,
+        row_bytes: KvType::F32.row_bytes(cache.kv_heads, cache.head_dim),
+    };
+    KvLayout::divide(&plan.program.caches.iter().map(shape).collect::<Vec<_>>(), plan.program.context)
+}
+
+impl KvMemory {
+    /// Memory is only reserved: the system hands it out zeroed and piece by piece as rows are written, so a long
+    /// context costs what it holds. `caches` are those of the layout, which are rounded as a GPU that keeps them in
+    /// this type.
+    pub fn new(layout: &KvLayout, caches: &[Cache], pages: usize, kv: KvType) -> KvMemory {
+        let float = size_of::<f32>();
+        let layer = |(place, cache): (&KvCache, &Cache)| KvLayer {
+            keys: place.keys as usize / float,
+            values: place.values as usize / float,
+            rows: layout.paging(place).rows as usize,
+            heads: cache.kv_heads as usize,
+            head_dim: cache.head_dim as usize,
+            kv,
+        };
+        let layers = layout.caches.iter().zip(caches).map(layer).collect();
+        let page = layout.page_bytes as usize / float;
+        KvMemory { floats: Aligned::zeros(pages * page), page, layers }
     }
 
-    /// The same layer, whose rows are rounded as a GPU that keeps them in this type.
-    pub fn rounded_to(self, kv: KvType) -> KvLayer {
-        KvLayer { kv, ..self }
+    /// One layer alone, with so many pages of so many rows.
+    #[cfg(test)]
+    pub fn of_layer(pages: usize, rows: usize, heads: usize, head_dim: usize) -> KvMemory {
+        let values = rows * heads * head_dim;
+        let layer = KvLayer { keys: 0, values, rows, heads, head_dim, kv: KvType::F32 };
+        KvMemory { floats: Aligned::zeros(2 * pages * values), page: 2 * values, layers: vec![layer] }
     }
 
-    /// Bytes of a layer of this shape, before it is made.
-    pub const fn bytes_for(pages: usize, rows: usize, heads: usize, head_dim: usize) -> usize {
-        2 * size_of::<f32>() * pages * rows * heads * head_dim
+    /// The same, whose rows are rounded as a GPU that keeps them in this type.
+    #[cfg(test)]
+    fn rounded_to(mut self, kv: KvType) -> KvMemory {
+        self.layers.iter_mut().for_each(|layer| layer.kv = kv);
+        self
     }
 
-    /// Bytes reserved for rows.
-    pub fn bytes(&self) -> usize {
-        Self::bytes_for(self.pages, self.rows, self.heads, self.head_dim)
-    }
-
-    pub fn view<'a>(&'a self, pages: Pages<'a>) -> KvView<'a> {
-        let KvLayer { rows, heads, head_dim, .. } = *self;
-        KvView { keys: self.keys.as_slice(), values: self.values.as_slice(), rows, heads, head_dim, pages }
+    pub fn view<'a>(&'a self, layer: usize, pages: Pages<'a>) -> KvView<'a> {
+        let KvLayer { keys, values, rows, heads, head_dim, .. } = self.layers[layer];
+        let floats = self.floats.as_slice();
+        KvView { keys: &floats[keys..], values: &floats[values..], page: self.page, rows, heads, head_dim, pages }
     }
 
     /// Writes rows of a sequence at `first_position` and on, over whatever those places held.
-    pub fn append(&mut self, pages: Pages<'_>, first_position: usize, keys: &[f32], values: &[f32]) {
-        let width = self.heads * self.head_dim;
+    pub fn append(&mut self, layer: usize, pages: Pages<'_>, first_position: usize, keys: &[f32], values: &[f32]) {
+        let KvLayer { keys: keys_at, values: values_at, rows, heads, head_dim, kv } = self.layers[layer];
+        let width = heads * head_dim;
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(width));
-        let is_ring = matches!(pages, Pages::Ring(_));
-        assert!(!is_ring || keys.len() <= self.rows * width, "a chunk longer than the ring would overwrite itself");
+        let kept = pages.entries.saturating_mul(rows).saturating_mul(width);
+        assert!(keys.len() <= kept, "a chunk longer than its pages would overwrite itself");
+        let floats = self.floats.as_mut_slice();
         for (i, (key, value)) in keys.chunks_exact(width).zip(values.chunks_exact(width)).enumerate() {
-            let at = row(pages, self.rows, first_position + i) * width;
-            self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
-            self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
-            for rows in [&mut self.keys, &mut self.values] {
-                round_row(self.kv, self.head_dim, &mut rows.as_mut_slice()[at..at + width]);
+            let (page, row) = pages.place(first_position + i, rows);
+            for (at, of) in [(keys_at, key), (values_at, value)] {
+                let to = &mut floats[page * self.page + at + row * width..][..width];
+                to.copy_from_slice(of);
+                round_row(kv, head_dim, to);
             }
         }
     }
 
     /// Copies a page over another.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        let (from, to) = (self.page(from), self.page(to));
-        self.keys.as_mut_slice().copy_within(from.clone(), to.start);
-        self.values.as_mut_slice().copy_within(from, to.start);
+        let (from, to) = (self.of_page(from), self.of_page(to));
+        self.floats.as_mut_slice().copy_within(from, to.start);
     }
 
-    /// A page's keys, and its values.
-    pub fn read_page(&self, page: u32) -> [&[f32]; 2] {
-        let page = self.page(page);
-        [&self.keys.as_slice()[page.clone()], &self.values.as_slice()[page]]
+    pub fn page(&self, page: u32) -> &[f32] {
+        &self.floats.as_slice()[self.of_page(page)]
     }
 
-    /// The inverse of [`KvLayer::read_page`] on the front of `floats`, whose rest it returns.
-    pub fn write_page<'a>(&mut self, page: u32, floats: &'a [f32]) -> &'a [f32] {
-        let page = self.page(page);
-        let (keys, rest) = floats.split_at(page.len());
-        let (values, rest) = rest.split_at(page.len());
-        self.keys.as_mut_slice()[page.clone()].copy_from_slice(keys);
-        self.values.as_mut_slice()[page].copy_from_slice(values);
-        rest
+    pub fn page_mut(&mut self, page: u32) -> &mut [f32] {
+        let page = self.of_page(page);
+        &mut self.floats.as_mut_slice()[page]
     }
 
-    fn page(&self, page: u32) -> std::ops::Range<usize> {
-        let len = self.rows * self.heads * self.head_dim;
-        page as usize * len..(page as usize + 1) * len
+    fn of_page(&self, page: u32) -> std::ops::Range<usize> {
+        page as usize * self.page..(page as usize + 1) * self.page
     }
 }
 
-/// The row of a layer that holds a position, in pages of `rows`.
-#[inline(always)]
-fn row(pages: Pages<'_>, rows: usize, position: usize) -> usize {
-    let page = match pages {
-        Pages::Ring(page) => page,
-        Pages::Table(pages) => pages[position / rows],
-    };
-    page as usize * rows + position % rows
+impl<'a> Pages<'a> {
+    /// Of layers that are paged like this.
+    pub fn of(table: &'a [u32], paging: Paging) -> Pages<'a> {
+        Pages { table, entries: paging.entries as usize }
+    }
+
+    /// The page and the row there that have a position.
+    #[inline(always)]
+    fn place(&self, position: usize, rows: usize) -> (usize, usize) {
+        let entry = position / rows;
+        // A division takes as long as many products.
+        let entry = if entry < self.entries { entry } else { entry % self.entries };
+        (self.table[entry] as usize, position % rows)
+    }
 }
 
 impl<'a> KvView<'a> {
     /// Rows that were never appended anywhere: position p is row p of both.
     pub fn of_rows(keys: &'a [f32], values: &'a [f32], heads: usize, head_dim: usize) -> KvView<'a> {
         let rows = keys.len() / (heads * head_dim);
-        KvView { keys, values, rows, heads, head_dim, pages: Pages::Ring(0) }
+        KvView { keys, values, page: 0, rows, heads, head_dim, pages: Pages { table: &[0], entries: 1 } }
     }
 
     pub fn heads(&self) -> usize {
@@ -146,10 +176,8 @@ impl<'a> KvView<'a> {
 
     /// Whether the `reach` latest positions before `end` are there, if all were appended.
     pub fn has_room_for(&self, reach: usize, end: usize) -> bool {
-        match self.pages {
-            Pages::Ring(_) => reach <= self.rows,
-            Pages::Table(pages) => end <= pages.len() * self.rows,
-        }
+        let kept = self.pages.entries * self.rows;
+        reach <= kept && end.min(kept) <= self.pages.table.len() * self.rows
     }
 
     /// The key of a head at a position that has been appended and not overwritten.
@@ -165,9 +193,10 @@ impl<'a> KvView<'a> {
     }
 
     #[inline(always)]
-    fn head(&self, rows: &'a [f32], position: usize, head: usize) -> &'a [f32] {
-        let at = (row(self.pages, self.rows, position) * self.heads + head) * self.head_dim;
-        &rows[at..at + self.head_dim]
+    fn head(&self, floats: &'a [f32], position: usize, head: usize) -> &'a [f32] {
+        let (page, row) = self.pages.place(position, self.rows);
+        let at = page * self.page + (row * self.heads + head) * self.head_dim;
+        &floats[at..at + self.head_dim]
     }
 }
 
@@ -182,18 +211,22 @@ fn round_row(kv: KvType, head_dim: usize, row: &mut [f32]) {
 mod tests {
     use super::*;
 
+    fn ring(table: &[u32]) -> Pages<'_> {
+        Pages { table, entries: table.len() }
+    }
+
     fn row(position: usize, of: f32) -> impl Iterator<Item = f32> {
         (0..6).map(move |i| of + (10 * position + i) as f32)
     }
 
-    fn append(kv: &mut KvLayer, pages: Pages<'_>, chunk: std::ops::Range<usize>, of: f32) {
+    fn append(kv: &mut KvMemory, pages: Pages<'_>, chunk: std::ops::Range<usize>, of: f32) {
         let keys: Vec<f32> = chunk.clone().flat_map(|p| row(p, of)).collect();
         let values: Vec<f32> = chunk.clone().flat_map(|p| row(p, of + 0.5)).collect();
-        kv.append(pages, chunk.start, &keys, &values);
+        kv.append(0, pages, chunk.start, &keys, &values);
     }
 
-    fn holds(kv: &KvLayer, pages: Pages<'_>, positions: std::ops::Range<usize>, of: f32) -> bool {
-        let view = kv.view(pages);
+    fn holds(kv: &KvMemory, pages: Pages<'_>, positions: std::ops::Range<usize>, of: f32) -> bool {
+        let view = kv.view(0, pages);
         positions.flat_map(|p| [(p, 0), (p, 1)]).all(|(p, head)| {
             let part = |of| row(p, of).skip(3 * head).take(3);
             view.key(p, head).iter().copied().eq(part(of)) && view.value(p, head).iter().copied().eq(part(of + 0.5))
@@ -204,11 +237,11 @@ mod tests {
     fn rows_in_8_bits_are_rounded_once_and_head_by_head() {
         let row = |of: f32| (0..128).map(|i| of * ((i * 29 % 61) as f32 - 30.0)).collect::<Vec<f32>>();
         for kv in [KvType::Q8_0, KvType::Fp8] {
-            let mut layer = KvLayer::new(1, 4, 2, 64).rounded_to(kv);
-            layer.append(Pages::Ring(0), 3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
+            let mut layer = KvMemory::of_layer(1, 4, 2, 64).rounded_to(kv);
+            layer.append(0, ring(&[0]), 3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
             for (position, key, value) in [(3, 0.11, 0.013), (4, 0.7, 1e5)] {
                 for head in 0..2 {
-                    let view = layer.view(Pages::Ring(0));
+                    let view = layer.view(0, ring(&[0]));
                     for (found, of) in [(view.key(position, head), key), (view.value(position, head), value)] {
                         let mut expected = row(of)[head * 64..][..64].to_vec();
                         kv.round_head(&mut expected);
@@ -222,32 +255,37 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_keeps_the_latest_positions() {
-        let mut kv = KvLayer::new(2, 5, 2, 3);
-        assert_eq!(kv.bytes(), 2 * 4 * 2 * 5 * 2 * 3);
+    fn the_pages_of_a_window_keep_the_latest_positions() {
+        let mut kv = KvMemory::of_layer(5, 3, 2, 3);
+        let (one, other) = (ring(&[4, 1]), ring(&[0, 2]));
         for chunk in [0..4, 4..5, 5..9, 9..13] {
-            append(&mut kv, Pages::Ring(1), chunk.clone(), 0.0);
+            append(&mut kv, one, chunk.clone(), 0.0);
             // The neighbour is at another place of its own.
-            append(&mut kv, Pages::Ring(0), chunk.start + 2..chunk.end + 2, 0.25);
-            assert!(holds(&kv, Pages::Ring(1), chunk.end.saturating_sub(5)..chunk.end, 0.0));
+            append(&mut kv, other, chunk.start + 2..chunk.end + 2, 0.25);
+            assert!(holds(&kv, one, chunk.end.saturating_sub(6)..chunk.end, 0.0));
         }
-        kv.copy_page(1, 0);
-        assert!(holds(&kv, Pages::Ring(0), 8..13, 0.0));
+        assert!(kv.view(0, one).has_room_for(6, 100) && !kv.view(0, one).has_room_for(7, 100));
+        [(4, 0), (1, 2)].into_iter().for_each(|(from, to)| kv.copy_page(from, to));
+        assert!(holds(&kv, other, 7..13, 0.0));
+        // A short sequence has fewer pages than a window.
+        let short = Pages { table: &[3], entries: 2 };
+        append(&mut kv, short, 0..3, 0.5);
+        assert!(holds(&kv, short, 0..3, 0.5));
+        assert!(kv.view(0, short).has_room_for(3, 3) && !kv.view(0, short).has_room_for(3, 4));
     }
 
     #[test]
     fn a_table_names_the_pages_of_a_sequence() {
-        let mut kv = KvLayer::new(4, 4, 2, 3);
-        let (one, other) = (Pages::Table(&[3, 0, 1]), Pages::Table(&[2]));
+        let mut kv = KvMemory::of_layer(4, 4, 2, 3);
+        let (one, other) = (ring(&[3, 0, 1]), ring(&[2]));
         append(&mut kv, one, 0..3, 0.0);
         append(&mut kv, other, 0..4, 0.25);
         append(&mut kv, one, 3..11, 0.0);
         assert!(holds(&kv, one, 0..11, 0.0) && holds(&kv, other, 0..4, 0.25));
-        assert!(kv.view(one).has_room_for(0, 12) && !kv.view(one).has_room_for(0, 13));
-        let saved = kv.read_page(0).concat();
-        append(&mut kv, Pages::Table(&[0]), 0..4, 0.25);
+        let saved = kv.page(0).to_vec();
+        append(&mut kv, ring(&[0]), 0..4, 0.25);
         assert!(!holds(&kv, one, 4..8, 0.0));
-        assert!(kv.write_page(2, &saved).is_empty());
-        assert!(holds(&kv, Pages::Table(&[3, 2, 1]), 0..11, 0.0));
+        kv.page_mut(2).copy_from_slice(&saved);
+        assert!(holds(&kv, ring(&[3, 2, 1]), 0..11, 0.0));
     }
 }

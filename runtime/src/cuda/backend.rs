@@ -59,6 +59,9 @@ pub struct OnGpu {
     pub program: Option<String>,
     /// SMs that it may use; else all.
     pub multiprocessors: Option<u32>,
+    /// Bytes of the GPU's memory that it may take: it gets as many pages as there is room for and use of. Else it gets
+    /// those that it was compiled with, or as many of them as there is room for.
+    pub memory: Option<u64>,
 }
 
 impl CudaBackend {
@@ -81,9 +84,9 @@ impl CudaBackend {
         clock.lap("model file");
         let device = Device::open_part(0, on.multiprocessors)?;
         plan.choose(choose(&plan, &device.gpu, on.program.as_deref())?);
+        let free_before = fit_pages(&device, &mut plan, &source, on.memory)?;
         let plan = Arc::new(plan);
         let Cuda { program, code } = plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?;
-        let free_before = check_memory(&device, program, &source)?;
         clock.lap("GPU");
         let mut regions = Regions::allocate(&device, &program.memory)?;
         clock.lap("memory");
@@ -292,14 +295,19 @@ enum Source {
     Inside(EmbeddedWeights),
 }
 
-/// Refuses what cannot fit before anything is allocated; returns the free bytes.
-fn check_memory(device: &Device, program: &CudaProgram, source: &Source) -> Result<u64, RuntimeError> {
-    let free = device.memory()?.0 as u64;
+/// Gives the plan as many pages as there is room for. Refuses what cannot fit before anything is allocated; returns the
+/// free bytes.
+fn fit_pages(device: &Device, plan: &mut Plan, source: &Source, most: Option<u64>) -> Result<u64, RuntimeError> {
+    let (context, free) = (plan.program.context, device.memory()?.0 as u64);
+    let program = &mut plan.cuda.as_mut().ok_or(RuntimeError::NoProgram)?.program;
     let staging = if matches!(source, Source::Model(_)) { load::STAGING } else { 0 };
-    let needed = program.memory.device().and_then(|bytes| bytes.checked_add(staging)).unwrap_or(u64::MAX);
-    if needed > free {
-        let (gpu, advice) = (device.gpu.name.clone(), program.memory.advice(free));
-        return Err(RuntimeError::OutOfDeviceMemory { gpu, needed, free, advice });
+    let room = free.saturating_sub(staging).min(most.unwrap_or(u64::MAX));
+    match program.pages_within(room, context, most.is_some()) {
+        Ok(pages) => program.set_pages(pages),
+        Err(needed) => {
+            let (gpu, advice) = (device.gpu.name.clone(), program.advice(context, room));
+            return Err(RuntimeError::OutOfDeviceMemory { gpu, needed: needed.saturating_add(staging), free, advice });
+        }
     }
     match machine::physical_memory() {
         Some(available) if program.memory.host > available => {

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::device::{Device, Part};
+use super::device::Device;
 use super::media;
+use super::pool::Pages;
 use super::prefix::{Apart, Chain};
 use super::request::{Event, Finish, Fork, Id, Request, RequestError};
 use super::sequence::{self, Sequence, Stage};
@@ -26,7 +27,7 @@ impl<D: Device> Engine<D> {
         self.check(&request)?;
         let keys = media::keys(&request, self.device.towers());
         let apart = Apart { salt: Arc::clone(&request.salt), adapter: self.fillings.of(request.adapter)? };
-        let chain = Chain::new(self.device.identity(), apart, keys, self.limits.block_rows);
+        let chain = Chain::new(self.device.identity(), apart, keys, self.limits.full.rows);
         let id = self.new_id();
         self.waiting.push_back((id, request, chain));
         Ok(id)
@@ -46,8 +47,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// A second sequence that begins with everything the first has generated so far, its latest token included. It
-    /// shares whole blocks and has its own copies of the rest. Among the events of the next step, the parent's tokens
-    /// before the fork's admission are those that the two have in common.
+    /// shares whole pages of full layers and has its own copies of the rest. Among the events of the next step, the
+    /// parent's tokens before the fork's admission are those that the two have in common.
     pub fn fork(&mut self, parent: Id, fork: &Fork) -> Result<Id, RequestError> {
         sequence::check_sampling(&fork.sampling)?;
         self.drain()?;
@@ -59,27 +60,28 @@ impl<D: Device> Engine<D> {
         if child.left == 0 {
             return Err(RequestError::NothingAsked);
         }
-        let shared = (child.position() / self.limits.block_rows) as usize;
-        let has_rest = !child.position().is_multiple_of(self.limits.block_rows);
-        let parent_pages: Vec<u32> = parent.pages[..shared + has_rest as usize].to_vec();
-        let parent_slot = parent.slot;
-        let needed = self.limits.blocks_for(child.positions) as usize;
-        let fresh = needed.saturating_sub(shared);
+        let written = self.limits.pages_for(child.position()).map(|pages| pages as usize);
+        let [sliding, full] = self.limits.pages_for(child.positions).map(|pages| pages as usize);
+        let shared = ((child.position() / self.limits.full.rows) as usize).min(full);
+        let of_parent = parent.pages.clone();
+        let fresh = sliding + full - shared;
         if self.pool.free_slots() == 0 || self.sequences.len() as u32 >= self.limits.rows {
             return Err(RequestError::NoRoom("all slots are taken"));
         }
         if !self.prefixes.make_room(fresh, None, &mut self.pool, &mut self.device)? {
-            return Err(RequestError::NoRoom("too few blocks are free"));
+            return Err(RequestError::NoRoom("too few pages are free"));
         }
         let slot = self.pool.take_slot().expect("one is free");
-        let mut pages = parent_pages[..shared.min(needed)].to_vec();
-        pages.iter().for_each(|block| self.pool.share(*block));
-        pages.extend((0..fresh).map(|_| self.pool.take_block().expect("there is room")));
-        self.device.copy(Part::Ring(parent_slot), Part::Ring(slot))?;
-        if has_rest && fresh > 0 {
-            self.device.copy(Part::Block(parent_pages[shared]), Part::Block(pages[shared]))?;
+        let mut pages = Pages { full: of_parent.full[..shared].to_vec(), ..Pages::default() };
+        pages.full.iter().for_each(|page| self.pool.share(*page));
+        pages.full.extend(self.pool.take_pages(full - shared));
+        pages.sliding.extend(self.pool.take_pages(sliding));
+        let window = of_parent.sliding[..written[0]].iter().zip(&pages.sliding);
+        let rest = of_parent.full[..written[1]].iter().zip(&pages.full).skip(shared);
+        for (from, to) in window.chain(rest) {
+            self.device.copy(*from, *to)?;
         }
-        self.device.set_pages(slot, &pages)?;
+        self.device.set_pages(slot, &pages.sliding, &pages.full)?;
         self.take_seat(slot, child.request.adapter)?;
         let id = self.new_id();
         self.steady = false;
@@ -96,27 +98,28 @@ impl<D: Device> Engine<D> {
             let (id, request, chain) = &self.waiting[next];
             let id = *id;
             let positions = sequence::positions(request, &self.limits);
-            let count = self.limits.blocks_for(positions) as usize;
+            let counts = self.limits.pages_for(positions).map(|pages| pages as usize);
             let slot = self.pool.take_slot().expect("one is free");
             let hit = self.prefixes.find(chain).filter(|_| !request.prompt_logits);
             let (pool, device) = (&mut self.pool, &mut self.device);
             let mut admitted = None;
             if let Some(hit) = hit
-                && let Some(pages) = self.prefixes.start_from(hit, slot, count, pool, device)?
+                && let Some(pages) = self.prefixes.start_from(hit, counts, pool, device)?
             {
                 admitted = Some((pages, hit.position));
             }
-            // A prefix takes a block more than its sequence while it is copied. Where that is one too many and nobody
-            // will ever leave, the prompt is computed as a whole.
+            // A prefix takes pages besides its sequence's while it is copied. Where these are too many and nobody will
+            // ever leave, the prompt is computed as a whole.
             let may_be_alone = hit.is_none() || self.sequences.is_empty();
-            if admitted.is_none() && may_be_alone && self.prefixes.make_room(count, None, pool, device)? {
-                admitted = Some(((0..count).map(|_| pool.take_block().expect("there is room")).collect(), 0));
+            if admitted.is_none() && may_be_alone && self.prefixes.make_room(counts.iter().sum(), None, pool, device)? {
+                let [sliding, full] = counts.map(|count| pool.take_pages(count).collect());
+                admitted = Some((Pages { sliding, full }, 0));
             }
             let Some((pages, cached)) = admitted else {
                 pool.release_slot(slot);
                 break;
             };
-            device.set_pages(slot, &pages)?;
+            device.set_pages(slot, &pages.sliding, &pages.full)?;
             let (_, request, chain) = self.waiting.remove(next).expect("it waits");
             self.take_seat(slot, request.adapter)?;
             self.take_turn(request.client);

@@ -3,11 +3,12 @@
 //! Work is queued in order, as on a CUDA stream: a call returns when the work is queued, and what comes of it is
 //! collected later, in the same order. A copy that is queued after a pass sees what the pass wrote, and memory that is
 //! given to another sequence is overwritten only after everything that was queued for the one before. Who owns which
-//! ring and which block is the engine's business alone.
+//! slot and which page is the engine's business alone.
 //!
-//! Keys and values have two homes. Sliding layers have a ring for each sequence, which a slot names. Global layers have
-//! blocks of [`Limits::block_rows`] positions, found through the slot's page table.
+//! Keys and values are on pages of one size. A page has some positions of one sequence, of all sliding layers or of all
+//! full ones, and is found through the slot's table for layers of that kind.
 
+use gemma4c_plan::cuda::Paging;
 use gemma4c_plan::{Sampling, SeatWeights, Seats};
 
 use super::seated::Seated;
@@ -18,14 +19,13 @@ use crate::soft::{Patches, SoftRows, TowerLimits};
 /// What a device has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences at once: each has a ring and a row of the page table.
+    /// Sequences at once: each has a row of the page tables.
     pub slots: u32,
-    /// Rings in all. Those beyond `slots` hold snapshots.
-    pub rings: u32,
-    /// Blocks of the global layers, all sequences together.
-    pub blocks: u32,
-    /// Positions in a block.
-    pub block_rows: u32,
+    /// Pages, all sequences together.
+    pub pages: u32,
+    /// Those of a sequence in sliding layers, and in full ones.
+    pub sliding: Paging,
+    pub full: Paging,
     /// Sequences of one decode, at most.
     pub rows: u32,
     /// Rows of one decode where sequences have several, at most: all of them, and those of one sequence. Of one
@@ -41,16 +41,15 @@ pub struct Limits {
     /// Positions a sequence may have.
     pub context: u32,
     pub vocab: u32,
-    /// Results worth having in flight before the first of them is read; 0 where work is done when it is queued. A ring
-    /// has room for as many rows beyond its window: a sequence whose rule changes goes back over what was queued.
+    /// Results worth having in flight before the first of them is read; 0 where work is done when it is queued. The
+    /// pages of a window have room for as many rows beyond it: a sequence whose rule changes goes back over what was
+    /// queued.
     pub ahead: u32,
-    /// Rows that every ring has beyond its window. A row of a prompt may be asked for with fewer rows than that behind
-    /// it in its chunk: more would have written over what it looks back on.
+    /// Rows that the pages of every window have beyond it. A row of a prompt may be asked for with fewer rows than that
+    /// behind it in its chunk: more would have written over what it looks back on.
     pub spare_rows: u32,
-    /// The second tier, in host memory: its units, and how many of them a ring and a block take.
+    /// The second tier, in host memory: pages that it has room for.
     pub host_units: u32,
-    pub ring_units: u32,
-    pub block_units: u32,
     /// Room for adapters that come and go.
     pub seats: Option<Seats>,
 }
@@ -61,9 +60,9 @@ impl Limits {
         self.chunks.last().copied().unwrap_or(1)
     }
 
-    /// Blocks that so many positions take.
-    pub fn blocks_for(&self, positions: u32) -> u32 {
-        positions.div_ceil(self.block_rows)
+    /// Pages that so many positions take, in sliding layers and in full ones.
+    pub fn pages_for(&self, positions: u32) -> [u32; 2] {
+        [self.sliding, self.full].map(|paging| paging.pages_for(positions))
     }
 }
 
@@ -199,13 +198,6 @@ pub struct Picked {
     pub logits: Vec<f32>,
 }
 
-/// Memory of the device that can be copied as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    Ring(u32),
-    Block(u32),
-}
-
 /// A loaded model that computes rows of many sequences.
 pub trait Device {
     fn limits(&self) -> &Limits;
@@ -235,8 +227,8 @@ pub trait Device {
         Err(RuntimeError::NoTower)
     }
 
-    /// The blocks that hold a slot's positions, in order.
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
+    /// The pages that hold a slot's positions, in sliding layers and in full ones.
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError>;
 
     /// Puts an adapter into a seat, counted from 1, after everything that was queued before.
     fn fill_seat(&mut self, _seat: u32, _weights: &SeatWeights) -> Result<(), RuntimeError> {
@@ -304,14 +296,14 @@ pub trait Device {
     /// Waits for the oldest result that was not collected. Every prefill and every decode has one.
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError>;
 
-    /// Copies a ring to a ring, or a block to a block.
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError>;
+    /// Copies a page over another.
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError>;
 
-    /// Copies a part to units of the second tier.
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError>;
+    /// Copies a page to a unit of the second tier.
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError>;
 
     /// Copies it back.
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError>;
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError>;
 }
 
 impl<D: Device + ?Sized> Device for Box<D> {
@@ -343,8 +335,8 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).soft_tokens(tower, patches)
     }
 
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        (**self).set_pages(slot, pages)
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError> {
+        (**self).set_pages(slot, sliding, full)
     }
 
     fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
@@ -395,15 +387,15 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).collect()
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError> {
         (**self).copy(from, to)
     }
 
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        (**self).save(from, units)
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError> {
+        (**self).save(from, unit)
     }
 
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        (**self).load(units, to)
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError> {
+        (**self).load(unit, to)
     }
 }

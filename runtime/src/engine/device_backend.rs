@@ -13,12 +13,12 @@ mod towers;
 use std::collections::VecDeque;
 
 use gemma4c_plan::cuda::{
-    KvCache, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEAT_WORDS, SEGMENT_ROWS, Segment, record,
+    KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEAT_WORDS, SEGMENT_ROWS, Segment, record,
 };
 use gemma4c_plan::{Plan, Sampling, SeatWeights};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::device::{AskedRow, Chunk, Device, Limits, Mask, Picked, Picking, Row};
 use super::inspect::Inspect;
 use super::seated::Seated;
 use crate::backend::{Backend, MemoryUse, Pick, Run};
@@ -58,8 +58,6 @@ pub struct BackendDevice {
     /// Which rules the plan can pick by, and which of them it can with the tokens that are never picked.
     plan_picks: Picks,
     picks: Picks,
-    /// Bytes of a unit of the second tier.
-    unit: u64,
     /// The entry of the history that the next pick writes.
     tick: u32,
     /// The latest decode: its run, and how its rows are picked.
@@ -157,19 +155,16 @@ impl BackendDevice {
         let (layout, places) = (program.kv_layout.clone(), program.places);
         let prefill = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill);
         let chunks: Vec<u32> = prefill.map(|phase| phase.rows).collect();
-        // The rings beyond them hold snapshots.
         let room = layout.slots.min(program.decode_rows());
         if sequences.is_some_and(|sequences| sequences == 0 || sequences > room) {
             let wanted = sequences.unwrap_or(0);
             return Err(RuntimeError::TooManySequences { wanted, room });
         }
-        let unit = if layout.block_bytes > 0 { layout.block_bytes } else { layout.ring_bytes.max(1) };
         let limits = Limits {
             slots: room,
-            rings: layout.rings,
-            // A model without global layers has no use for blocks, and so never too few.
-            blocks: if layout.block_bytes > 0 { layout.blocks } else { room * places.max_pages },
-            block_rows: layout.block_rows,
+            pages: layout.pages,
+            sliding: layout.sliding,
+            full: layout.full,
             rows: sequences.unwrap_or(room),
             decode_rows: program.decode_rows(),
             verified_rows: program.verified_rows,
@@ -180,9 +175,7 @@ impl BackendDevice {
             vocab: plan.model.vocab_size,
             ahead: AHEAD.min(places.history_len.saturating_sub(1)),
             spare_rows: spare_rows(&layout, plan.program.context),
-            host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
-            ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
-            block_units: 1,
+            host_units: u32::try_from(host_bytes / layout.page_bytes.max(1)).unwrap_or(u32::MAX),
             seats: plan.model.seats,
         };
         let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| program.phases.iter().all(pick);
@@ -191,7 +184,7 @@ impl BackendDevice {
             sampled: every(|phase| !phase.pick_sampled.is_empty()),
         };
         if limits.host_units > 0 {
-            backend.reserve_tier(limits.host_units as u64 * unit)?;
+            backend.reserve_tier(limits.host_units as u64 * layout.page_bytes)?;
         }
         let identity = xxh3_128(&[program.gpu.key.as_bytes(), &plan.model.fingerprint.to_le_bytes()].concat());
         let mut device = BackendDevice {
@@ -207,7 +200,6 @@ impl BackendDevice {
             most_candidates: program.most_candidates,
             plan_picks,
             picks: plan_picks,
-            unit,
             tick: 0,
             latest: None,
             masked: Vec::new(),
@@ -403,25 +395,9 @@ impl BackendDevice {
         Ok(tokens.into_iter().map(|token| Picked { token, logits: Vec::new() }).collect())
     }
 
-    fn range(&self, part: Part) -> Range {
-        let (offset, bytes) = match part {
-            Part::Ring(ring) => (ring as u64 * self.layout.ring_bytes, self.layout.ring_bytes),
-            Part::Block(block) => {
-                (self.layout.blocks_at + block as u64 * self.layout.block_bytes, self.layout.block_bytes)
-            }
-        };
-        Range { region: Region::Kv, offset, bytes }
-    }
-
-    /// A part in pieces of a unit, each with its place in the second tier.
-    fn pieces(&self, part: Part, units: &[u32]) -> Vec<(Range, u64)> {
-        let Range { region, offset, bytes } = self.range(part);
-        let piece = |(index, unit): (u64, &u32)| {
-            let start = index * self.unit;
-            let bytes = self.unit.min(bytes.saturating_sub(start));
-            (Range { region, offset: offset + start, bytes }, *unit as u64 * self.unit)
-        };
-        (0..).zip(units).map(piece).filter(|(range, _)| range.bytes > 0).collect()
+    fn page(&self, page: u32) -> Range {
+        let bytes = self.layout.page_bytes;
+        Range { region: Region::Kv, offset: u64::from(page) * bytes, bytes }
     }
 }
 
@@ -457,14 +433,14 @@ impl Device for BackendDevice {
         self.run_tower(tower, patches, None)
     }
 
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError> {
         // It is another sequence's now.
         self.entered.iter_mut().filter(|entered| entered.is_some_and(|(of, _)| of == slot)).for_each(|of| *of = None);
-        if self.layout.block_bytes == 0 {
-            return Ok(());
+        let tables = [(self.places.windows, self.layout.sliding, sliding), (self.places.pages, self.layout.full, full)];
+        for (table, paging, pages) in tables.into_iter().filter(|(.., pages)| !pages.is_empty()) {
+            self.write(table + u64::from(slot) * u64::from(paging.entries) * 4, pages)?;
         }
-        let at = self.places.pages + slot as u64 * self.places.max_pages as u64 * 4;
-        self.write(at, &pages[..pages.len().min(self.places.max_pages as usize)])
+        Ok(())
     }
 
     fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
@@ -545,27 +521,24 @@ impl Device for BackendDevice {
         Ok(picked)
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
-        let (from, to) = (self.range(from), self.range(to));
-        if from.bytes == 0 { Ok(()) } else { self.backend.copy(from, to) }
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError> {
+        self.backend.copy(self.page(from), self.page(to))
     }
 
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        self.pieces(from, units).into_iter().try_for_each(|(from, at)| self.backend.save(from, at))
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError> {
+        self.backend.save(self.page(from), u64::from(unit) * self.layout.page_bytes)
     }
 
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        self.pieces(to, units).into_iter().try_for_each(|(to, at)| self.backend.load(at, to))
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError> {
+        self.backend.load(u64::from(unit) * self.layout.page_bytes, self.page(to))
     }
 }
 
 /// At least one; as many as there are positions where nothing is ever overwritten.
 fn spare_rows(layout: &KvLayout, context: u32) -> u32 {
-    let of = |cache: &KvCache| match cache.window {
-        Some(window) if cache.rows < context => cache.rows.saturating_sub(window).max(1),
-        _ => context,
-    };
-    layout.caches.iter().map(of).min().unwrap_or(context)
+    let kept = layout.sliding.kept();
+    let windows = layout.caches.iter().filter_map(|cache| cache.window).filter(|_| kept < context);
+    windows.map(|window| kept.saturating_sub(window).max(1)).min().unwrap_or(context)
 }
 
 fn arena(offset: u64, bytes: u64) -> Range {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use gemma4c_plan::{Plan, RowCount, Sampling, SeatWeights, Value};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::device::{AskedRow, Chunk, Device, Limits, Mask, Picked, Picking, Row};
 use super::inspect::{DraftFrom, Inspect, Logits};
 use super::seated::Seated;
 use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
 use crate::backend::Backend;
 use crate::cpu::drafting::{self, Beginning, Draft};
-use crate::cpu::kv::BLOCK_ROWS;
+use crate::cpu::kv;
 use crate::cpu::{Executor, Grid, Pass, Picture, Room, Seat, Span, Tap};
 use crate::soft::{Patches, SoftRows, TowerLimits};
 use crate::{ModelLocation, RuntimeError, Sampler};
@@ -26,7 +26,7 @@ use crate::{ModelLocation, RuntimeError, Sampler};
 pub struct CpuOptions {
     /// Sequences at once.
     pub sequences: u32,
-    /// Snapshots of prefixes, beside them.
+    /// Snapshots of prefixes that there is room for beside them; they also take the pages that no sequence has.
     pub snapshots: u32,
     /// Bytes for prefixes that have no place there.
     pub host_bytes: u64,
@@ -91,7 +91,7 @@ pub struct CpuDevice {
     latest: Vec<Row>,
     waiting: Option<Unpicked>,
     results: VecDeque<Vec<Picked>>,
-    /// What lies in the second tier, at the first of its units.
+    /// What is in the second tier.
     host: Vec<Vec<f32>>,
     /// Of a plan with a drafter: what runs it, and what the LM head read at the positions of the latest decode and of
     /// the prompts since, by slot and position.
@@ -108,25 +108,17 @@ impl CpuDevice {
             let found = slots.to_string();
             return Err(RuntimeError::Setting { what: "a number of sequences", expected: "1 to 1024".into(), found });
         }
-        let rings = slots.saturating_add(options.snapshots);
-        let blocks_each = program.context.div_ceil(BLOCK_ROWS as u32);
-        // The last block of a prefix is copied.
-        let blocks = blocks_each.saturating_mul(slots).saturating_add(options.snapshots);
-        let room = Room { rings: rings as usize, blocks: blocks as usize };
-        let bytes = |room: Room| room.bytes(&plan).unwrap_or(u64::MAX);
-        let ring = bytes(Room { rings: 1, blocks: 0 });
-        // A unit holds a block; of a model without global layers a ring.
-        let unit = match bytes(Room { rings: 0, blocks: 1 }) {
-            0 => ring.max(1),
-            block => block,
-        };
-        // A ring has a chunk besides its window.
+        let layout = kv::layout(&plan);
+        // A snapshot has the pages of a window and that of its last positions.
+        let of_snapshots = options.snapshots.saturating_mul(layout.sliding.entries + 1);
+        let pages = layout.pages_for(program.context).saturating_mul(slots).saturating_add(of_snapshots);
+        let room = Room { slots: slots as usize, pages: pages as usize };
         let verified_rows = program.chunk.min(MOST_LOOKED_UP + 1);
         let limits = Limits {
             slots,
-            rings,
-            blocks,
-            block_rows: BLOCK_ROWS as u32,
+            pages,
+            sliding: layout.sliding,
+            full: layout.full,
             rows: slots,
             // More rows than a pass takes are computed in several.
             decode_rows: slots.saturating_mul(verified_rows),
@@ -139,9 +131,7 @@ impl CpuDevice {
             ahead: 0,
             // A chunk's rows besides its window.
             spare_rows: program.chunk,
-            host_units: u32::try_from(options.host_bytes / unit).unwrap_or(u32::MAX),
-            ring_units: u32::try_from(ring.div_ceil(unit)).unwrap_or(u32::MAX),
-            block_units: 1,
+            host_units: u32::try_from(options.host_bytes / layout.page_bytes.max(1)).unwrap_or(u32::MAX),
             seats: plan.model.seats,
         };
         let plan = Arc::new(plan);
@@ -254,14 +244,6 @@ impl CpuDevice {
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
         self.finish(logits, picking, true);
     }
-
-    /// The page of a part, and whether it is a ring.
-    fn page(part: Part) -> (u32, bool) {
-        match part {
-            Part::Ring(page) => (page, true),
-            Part::Block(page) => (page, false),
-        }
-    }
 }
 
 impl Device for CpuDevice {
@@ -289,8 +271,8 @@ impl Device for CpuDevice {
         self.run_tower(tower, patches, &mut |_, _, _| {})
     }
 
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        self.executor.set_pages(slot, pages);
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError> {
+        self.executor.set_pages(slot, sliding, full);
         // It is another sequence's now.
         self.hidden.retain(|(of, _), _| *of != slot);
         Ok(())
@@ -384,30 +366,22 @@ impl Device for CpuDevice {
         self.results.pop_front().ok_or_else(|| RuntimeError::Backend("no result is in flight".into()))
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
-        let ((from, is_ring), (to, _)) = (CpuDevice::page(from), CpuDevice::page(to));
-        self.executor.layers(is_ring).for_each(|layer| layer.copy_page(from, to));
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError> {
+        self.executor.kv_mut().copy_page(from, to);
         Ok(())
     }
 
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        let (page, is_ring) = CpuDevice::page(from);
-        let floats = self.executor.layers(is_ring).flat_map(|layer| layer.read_page(page).concat()).collect();
-        let Some(&at) = units.first() else { return Ok(()) };
-        if self.host.len() <= at as usize {
-            self.host.resize(at as usize + 1, Vec::new());
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError> {
+        let unit = unit as usize;
+        if self.host.len() <= unit {
+            self.host.resize(unit + 1, Vec::new());
         }
-        self.host[at as usize] = floats;
+        self.host[unit] = self.executor.kv().page(from).to_vec();
         Ok(())
     }
 
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        let (page, is_ring) = CpuDevice::page(to);
-        let Some(&at) = units.first() else { return Ok(()) };
-        let mut floats = self.host[at as usize].as_slice();
-        for layer in self.executor.layers(is_ring) {
-            floats = layer.write_page(page, floats);
-        }
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError> {
+        self.executor.kv_mut().page_mut(to).copy_from_slice(&self.host[unit as usize]);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Many sequences over one loaded model: admission, prompts in chunks between decodes, prefixes that are kept.
 //!
 //! ```text
-//! submit ──► waiting ──► admitted: a slot, and blocks for all it may need ──► prefill, chunk by chunk ──► decode ──► finished
+//! submit ──► waiting ──► admitted: a slot, and pages for all it may need ──► prefill, chunk by chunk ──► decode ──► finished
 //!             (clients take turns)            (a kept prefix is not computed again; short prompts share a chunk)      (all rows at once)
 //! ```
 //!
@@ -37,7 +37,7 @@ mod state;
 mod turns;
 
 pub use attachment::Attachment;
-pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+pub use device::{AskedRow, Chunk, Device, Limits, Mask, Picked, Picking, Row};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
 pub(crate) use drafts::Speculation;

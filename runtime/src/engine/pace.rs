@@ -325,14 +325,16 @@ fn mix(mean: &mut Option<f64>, latest: f64) {
 
 #[cfg(test)]
 mod tests {
+    use gemma4c_plan::cuda::Paging;
+
     use super::*;
 
     fn limits() -> Limits {
         Limits {
             slots: 1,
-            rings: 1,
-            blocks: 1,
-            block_rows: 256,
+            pages: 2,
+            sliding: Paging::default(),
+            full: Paging { rows: 256, entries: 32 },
             rows: 1,
             decode_rows: 1,
             verified_rows: 1,
@@ -344,8 +346,6 @@ mod tests {
             ahead: 0,
             spare_rows: 0,
             host_units: 0,
-            ring_units: 1,
-            block_units: 1,
             seats: None,
         }
     }

@@ -1,39 +1,49 @@
-//! Who has which ring and which block.
+//! Who has which slot and which page.
 //!
-//! A block may have several owners: sequences that share a prefix, and the prefixes that are kept. It is free when the
-//! last lets go. Rings have one owner each. Nothing is allocated here: these are numbers of places that the device has
-//! reserved.
+//! A page may have several owners: sequences that share a prefix, and the prefixes that are kept. It is free when the
+//! last lets go. Nothing is allocated here: these are numbers of places that the device has reserved. Pages of sliding
+//! and of full layers are the same pages; what one holds is known by who owns it.
 
 use super::device::Limits;
 
-/// Free places, and the owners of blocks.
+/// The pages of a sequence: of sliding layers, over and over, and of full ones, in order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pages {
+    pub sliding: Vec<u32>,
+    pub full: Vec<u32>,
+}
+
+impl Pages {
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        self.sliding.iter().chain(&self.full).copied()
+    }
+}
+
+/// Free places, and the owners of pages.
 #[derive(Debug)]
 pub(super) struct Pool {
     owners: Vec<u32>,
-    free_blocks: Vec<u32>,
+    free_pages: Vec<u32>,
     free_slots: Vec<u32>,
-    /// Rings beyond the slots.
-    free_rings: Vec<u32>,
     slots: u32,
 }
 
 impl Pool {
     pub fn new(limits: &Limits) -> Pool {
         Pool {
-            owners: vec![0; limits.blocks as usize],
+            owners: vec![0; limits.pages as usize],
             // Taken from the end: low numbers first.
-            free_blocks: (0..limits.blocks).rev().collect(),
+            free_pages: (0..limits.pages).rev().collect(),
             free_slots: (0..limits.slots).rev().collect(),
-            free_rings: (limits.slots..limits.rings.max(limits.slots)).rev().collect(),
             slots: limits.slots,
         }
     }
 
-    pub fn free_blocks(&self) -> usize {
-        self.free_blocks.len()
+    pub fn free_pages(&self) -> usize {
+        self.free_pages.len()
     }
 
-    pub fn blocks(&self) -> usize {
+    pub fn pages(&self) -> usize {
         self.owners.len()
     }
 
@@ -41,29 +51,34 @@ impl Pool {
         self.free_slots.len()
     }
 
-    pub fn take_block(&mut self) -> Option<u32> {
-        let block = self.free_blocks.pop()?;
-        self.owners[block as usize] = 1;
-        Some(block)
+    pub fn take_page(&mut self) -> Option<u32> {
+        let page = self.free_pages.pop()?;
+        self.owners[page as usize] = 1;
+        Some(page)
     }
 
-    /// One more owner for a block that has some.
-    pub fn share(&mut self, block: u32) {
-        assert!(self.owners[block as usize] > 0, "block {block} is free");
-        self.owners[block as usize] += 1;
+    /// Pages that there is room for.
+    pub fn take_pages(&mut self, count: usize) -> impl Iterator<Item = u32> {
+        (0..count).map(|_| self.take_page().expect("there is room"))
     }
 
-    pub fn release(&mut self, block: u32) {
-        let owners = &mut self.owners[block as usize];
-        assert!(*owners > 0, "block {block} is free already");
+    /// One more owner for a page that has some.
+    pub fn share(&mut self, page: u32) {
+        assert!(self.owners[page as usize] > 0, "page {page} is free");
+        self.owners[page as usize] += 1;
+    }
+
+    pub fn release(&mut self, page: u32) {
+        let owners = &mut self.owners[page as usize];
+        assert!(*owners > 0, "page {page} is free already");
         *owners -= 1;
         if *owners == 0 {
-            self.free_blocks.push(block);
+            self.free_pages.push(page);
         }
     }
 
-    pub fn owners(&self, block: u32) -> u32 {
-        self.owners[block as usize]
+    pub fn owners(&self, page: u32) -> u32 {
+        self.owners[page as usize]
     }
 
     pub fn take_slot(&mut self) -> Option<u32> {
@@ -75,35 +90,24 @@ impl Pool {
         self.free_slots.push(slot);
     }
 
-    pub fn take_ring(&mut self) -> Option<u32> {
-        self.free_rings.pop()
-    }
-
-    pub fn release_ring(&mut self, ring: u32) {
-        assert!(ring >= self.slots && !self.free_rings.contains(&ring), "ring {ring} is free already");
-        self.free_rings.push(ring);
-    }
-
-    /// Whether these are the owners of everything that is not free: blocks as often as they are owned, and rings.
-    pub fn audit(&self, blocks: &[u32], slots: &[u32], rings: &[u32], limits: &Limits) -> Result<(), String> {
+    /// Whether these are the owners of everything that is not free: pages as often as they are owned, and slots.
+    pub fn audit(&self, pages: &[u32], slots: &[u32], limits: &Limits) -> Result<(), String> {
         let mut owners = vec![0u32; self.owners.len()];
-        blocks.iter().for_each(|block| owners[*block as usize] += 1);
-        if let Some(block) = (0..owners.len()).find(|b| owners[*b] != self.owners[*b]) {
-            return Err(format!("block {block} has {} owners, counted {}", owners[block], self.owners[block]));
+        pages.iter().for_each(|page| owners[*page as usize] += 1);
+        if let Some(page) = (0..owners.len()).find(|page| owners[*page] != self.owners[*page]) {
+            return Err(format!("page {page} has {} owners, counted {}", owners[page], self.owners[page]));
         }
-        let mut free = self.free_blocks.clone();
+        let mut free = self.free_pages.clone();
         free.sort_unstable();
-        let unowned = (0..).zip(&owners).filter(|(_, owners)| **owners == 0).map(|(block, _)| block);
+        let unowned = (0..).zip(&owners).filter(|(_, owners)| **owners == 0).map(|(page, _)| page);
         if !free.iter().copied().eq(unowned) {
-            return Err(format!("blocks without an owner and free ones differ: {free:?}"));
+            return Err(format!("pages without an owner and free ones differ: {free:?}"));
         }
-        let all = |owned: &[u32], free: &[u32], range: std::ops::Range<u32>, what: &str| {
-            let mut all = [owned, free].concat();
-            all.sort_unstable();
-            let whole = all.iter().copied().eq(range);
-            if whole { Ok(()) } else { Err(format!("{what}: owned {owned:?}, free {free:?}")) }
-        };
-        all(slots, &self.free_slots, 0..limits.slots, "slots")?;
-        all(rings, &self.free_rings, limits.slots..limits.rings.max(limits.slots), "rings of snapshots")
+        let mut all = [slots, &self.free_slots].concat();
+        all.sort_unstable();
+        match all.iter().copied().eq(0..limits.slots) {
+            true => Ok(()),
+            false => Err(format!("slots: owned {slots:?}, free {:?}", self.free_slots)),
+        }
     }
 }

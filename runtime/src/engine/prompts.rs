@@ -173,8 +173,8 @@ impl<D: Device> Engine<D> {
         let Some(sequence) = self.sequences.get_mut(&piece.id) else { return Ok(()) };
         sequence.advance(piece.end);
         if sequence.request.snapshot_at.contains(&piece.end) {
-            let Sequence { chain, slot, pages, .. } = &*sequence;
-            let prompt = Prompt { chain, slot: *slot, pages };
+            let Sequence { chain, pages, .. } = &*sequence;
+            let prompt = Prompt { chain, pages };
             self.prefixes.keep(piece.end, prompt, &mut self.pool, &mut self.device)?;
         }
         Ok(())

@@ -209,9 +209,9 @@ pub enum RequestError {
     #[error("the prompt has {tokens} tokens, the context has room for {context}: compile with a larger --ctx")]
     PromptTooLong { tokens: usize, context: u32 },
     #[error(
-        "{positions} positions take {needed} blocks of keys and values, there are {blocks} in all: ask for fewer tokens, or compile with a larger --vram"
+        "{positions} positions take {needed} pages of keys and values, there are {pages} in all: ask for fewer tokens, or give it more memory"
     )]
-    NeverFits { positions: u32, needed: u32, blocks: u32 },
+    NeverFits { positions: u32, needed: u32, pages: u32 },
     #[error("a salt of {bytes} bytes is too long: {LONGEST_SALT} at most")]
     SaltTooLong { bytes: usize },
     #[error("a snapshot was asked for after {position} tokens of a prompt of {tokens}")]

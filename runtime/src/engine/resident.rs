@@ -8,6 +8,7 @@ use std::vec::Drain;
 use super::device::Device;
 use super::drafts::Speculation;
 use super::pace::Work;
+use super::pool::Pages;
 use super::prefix::{Apart, Chain};
 use super::request::{Event, Id, Request};
 use super::sequence::{Sequence, Stage};
@@ -44,10 +45,10 @@ impl<D: Device> Engine<D> {
         owed: usize,
     ) -> Result<Id, RuntimeError> {
         let slot = self.pool.take_slot().ok_or_else(|| RuntimeError::Backend("no slot is free".into()))?;
-        let chain = Chain::new(0, Apart::default(), Vec::new(), self.limits.block_rows);
+        let chain = Chain::new(0, Apart::default(), Vec::new(), self.limits.full.rows);
         self.take_seat(slot, request.adapter)?;
         let last = request.prompt.last().copied();
-        let mut sequence = Sequence::new(request, chain, slot, Vec::new(), read, &self.limits);
+        let mut sequence = Sequence::new(request, chain, slot, Pages::default(), read, &self.limits);
         (sequence.soft, sequence.positions) = (soft, self.limits.context);
         // A plan without a phase for prompts decodes their tokens.
         if let Some(pending) = last.filter(|_| self.limits.chunks.is_empty()) {

@@ -4,7 +4,7 @@
 //! The device decides how many drafts were right and where the next round begins, so the host can queue a round before
 //! it has heard of the one before. It does so where it need not know the text to choose, and reads of each round no
 //! more than the tokens that were kept. A round that was queued in vain has written rows behind the text's end, as
-//! rejected drafts do; rings have room for them. Whoever joins the sequence ends its rounds: what is in flight is
+//! rejected drafts do; pages have room for them. Whoever joins the sequence ends its rounds: what is in flight is
 //! collected, and the next decode is that of a batch.
 
 use super::depths;
@@ -41,7 +41,7 @@ impl<D: Device> Engine<D> {
             return Ok(false);
         }
         self.device.begin_rounds(&Row { slot, position, token: pending, picking })?;
-        // Rounds in vain overwrite the oldest rows of a ring.
+        // Rounds in vain overwrite the oldest rows of a window's pages.
         let fitting = self.limits.spare_rows / (self.limits.drafts + 1);
         self.rounds = Some(Rounds { id, picking, ahead: AHEAD.min(fitting.max(1) as usize) });
         self.leave_batch();

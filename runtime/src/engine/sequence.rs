@@ -3,6 +3,7 @@
 use gemma4c_plan::Sampling;
 
 use super::device::{Device, Limits, Mask, Picking};
+use super::pool::Pages;
 use super::prefix::Chain;
 use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
@@ -26,7 +27,7 @@ pub(super) struct Sequence {
     pub request: Request,
     pub chain: Chain,
     pub slot: u32,
-    pub pages: Vec<u32>,
+    pub pages: Pages,
     pub stage: Stage,
     /// Positions it may write, at most.
     pub positions: u32,
@@ -81,9 +82,9 @@ pub(super) fn check(request: &Request, limits: &Limits) -> Result<(), RequestErr
     }
     check_sampling(&request.sampling)?;
     let positions = positions(request, limits);
-    let (needed, blocks) = (limits.blocks_for(positions), limits.blocks);
-    match needed > blocks {
-        true => Err(RequestError::NeverFits { positions, needed, blocks }),
+    let (needed, pages) = (limits.pages_for(positions).iter().sum(), limits.pages);
+    match needed > pages {
+        true => Err(RequestError::NeverFits { positions, needed, pages }),
         false => Ok(()),
     }
 }
@@ -100,7 +101,7 @@ pub(super) fn positions(request: &Request, limits: &Limits) -> u32 {
 }
 
 impl Sequence {
-    pub fn new(request: Request, chain: Chain, slot: u32, pages: Vec<u32>, cached: u32, limits: &Limits) -> Sequence {
+    pub fn new(request: Request, chain: Chain, slot: u32, pages: Pages, cached: u32, limits: &Limits) -> Sequence {
         let request = Request { sampling: effective(request.sampling), ..request };
         let prompt = request.prompt.len() as u32;
         let (left, end) = room(request.most, limits.context - prompt + 1);
@@ -135,7 +136,7 @@ impl Sequence {
         };
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
-        let (slot, pages, soft, drafting) = (self.slot, Vec::new(), Vec::new(), self.drafting.clone());
+        let (slot, pages, soft, drafting) = (self.slot, Pages::default(), Vec::new(), self.drafting.clone());
         let written = position;
         let (stale, sampler) = (0, None);
         Sequence { request, chain, slot, pages, stage, positions, left, end, stale, soft, drafting, written, sampler }

@@ -3,7 +3,7 @@
 //!
 //! A row of a decode has the bits that it has alone, and its pick depends on the row, its position and what the
 //! request's rule says there. So the text is that of decoding one by one, whatever was guessed. Rejected rows stay in
-//! the caches until they are written over: rings have room for them.
+//! the caches until they are written over: pages have room for them.
 //!
 //! Here the host decides what is kept, wherever drafts come from. So a round is not queued ahead: which rows the next
 //! one has depends on what is accepted. That is a part of what it costs. A single sequence whose device closes rounds
@@ -65,7 +65,7 @@ impl<D: Device> Engine<D> {
                 DraftSource::Lookup if matched == 0 => 0,
                 DraftSource::Lookup | DraftSource::Given(_) => MOST_LOOKED_UP,
             };
-            // No row that nobody wants, and none that a ring has no room for.
+            // No row that nobody wants, and none that a window's pages have no room for.
             let most = can.min(sequence.left - 1).min(self.limits.verified_rows - 1);
             let odds = sequence.drafting.acceptance.as_ref().unwrap_or(usual).odds(matched);
             ids.push(*id);

@@ -53,8 +53,9 @@ impl Default for Options {
 pub struct Occupation {
     pub waiting: usize,
     pub running: usize,
-    pub free_blocks: usize,
-    pub blocks: usize,
+    /// Of keys and values.
+    pub free_pages: usize,
+    pub pages: usize,
     pub snapshots: usize,
 }
 
@@ -166,8 +167,8 @@ impl<D: Device> Engine<D> {
         Occupation {
             waiting: self.waiting.len(),
             running: self.sequences.len(),
-            free_blocks: self.pool.free_blocks(),
-            blocks: self.pool.blocks(),
+            free_pages: self.pool.free_pages(),
+            pages: self.pool.pages(),
             snapshots: self.prefixes.len(),
         }
     }
@@ -218,19 +219,19 @@ impl<D: Device> Engine<D> {
     pub(super) fn remove(&mut self, id: Id) -> bool {
         let Some(sequence) = self.sequences.remove(&id) else { return false };
         self.written = sequence.written.max(sequence.position() + self.rows_in_flight(id));
-        sequence.pages.iter().for_each(|block| self.pool.release(*block));
+        sequence.pages.iter().for_each(|page| self.pool.release(page));
         self.pool.release_slot(sequence.slot);
         self.steady = false;
         true
     }
 
-    /// Whether every block, ring and unit of memory is free or owned exactly as often as it is used: what tests ask
+    /// Whether every page, slot and unit of memory is free or owned exactly as often as it is used: what tests ask
     /// after every step.
     pub fn audit(&self) -> Result<(), String> {
-        let (mut blocks, rings) = self.prefixes.owned();
-        blocks.extend(self.sequences.values().flat_map(|sequence| &sequence.pages));
+        let mut pages = self.prefixes.owned();
+        pages.extend(self.sequences.values().flat_map(|sequence| sequence.pages.iter()));
         let slots: Vec<u32> = self.sequences.values().map(|sequence| sequence.slot).collect();
-        self.pool.audit(&blocks, &slots, &rings, &self.limits)?;
+        self.pool.audit(&pages, &slots, &self.limits)?;
         self.prefixes.audit(&self.limits)
     }
 }

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use gemma4c_plan::cuda::Paging;
 use gemma4c_plan::{Sampling, SeatWeights};
 use gemma4c_runtime::engine::{
-    AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule, Seated,
+    AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Picked, Picking, Request, Row, Rule, Seated,
 };
 use gemma4c_runtime::{Patches, RuntimeError, Sampler, TowerLimits};
 
 /// Positions that a sliding layer looks back on, its own among them.
 pub const WINDOW: usize = 20;
+/// Positions of a page for the window.
+pub const SLIDING_ROWS: u32 = 8;
 
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -108,7 +111,7 @@ pub fn soft_tokens(tower: usize, patches: Patches<'_>) -> Vec<f32> {
     (0..soft as u64).map(|index| (1000 + mix(all, index) % 100_000) as f32).collect()
 }
 
-/// A sequence alone, without pages, rings or chunks.
+/// A sequence alone, without pages or chunks.
 #[derive(Clone, Default)]
 pub struct Alone {
     rows: Vec<u64>,
@@ -194,10 +197,10 @@ pub struct Fake {
     pub times: Times,
     clock: Arc<AtomicU64>,
     busy_until: u64,
-    rings: Vec<Vec<u64>>,
-    blocks: Vec<Vec<u64>>,
+    pages: Vec<Vec<u64>>,
     host: Vec<Vec<u64>>,
-    pages: Vec<Vec<u32>>,
+    /// Of each slot the pages for the window, and for all positions.
+    tables: Vec<[Vec<u32>; 2]>,
     /// What is in the seats, and of each slot which it has and how strong that is.
     seats: Vec<SeatWeights>,
     seated: Vec<Option<Seated>>,
@@ -252,17 +255,20 @@ pub struct Times {
 }
 
 impl Fake {
-    pub fn new(limits: Limits) -> Fake {
-        let capacity = WINDOW + limits.chunk().max(limits.ahead) as usize;
+    /// A window has pages of eight positions, and one chunk beyond it.
+    pub fn new(mut limits: Limits) -> Fake {
+        let kept = WINDOW as u32 + limits.chunk().max(limits.ahead);
+        limits.sliding = Paging { rows: SLIDING_ROWS, entries: kept.div_ceil(SLIDING_ROWS) };
+        limits.full.entries = limits.context.div_ceil(limits.full.rows);
+        let rows = limits.full.rows.max(SLIDING_ROWS) as usize;
         Fake {
             towers: vec![],
             times: Times { chunk: |rows| rows as u64 * ROW_TIME, decode: |_| DECODE_TIME, asked: 0 },
             clock: Arc::default(),
             busy_until: 0,
-            rings: vec![vec![0; capacity]; limits.rings as usize],
-            blocks: vec![vec![0; limits.block_rows as usize]; limits.blocks as usize],
+            pages: vec![vec![0; rows]; limits.pages as usize],
             host: vec![vec![]; limits.host_units as usize],
-            pages: vec![vec![]; limits.slots as usize],
+            tables: vec![Default::default(); limits.slots as usize],
             seats: vec![SeatWeights::default(); limits.seats.map_or(0, |seats| seats.count) as usize],
             seated: vec![None; limits.slots as usize],
             latest: vec![],
@@ -283,16 +289,20 @@ impl Fake {
 
     fn feed(&mut self, slot: u32, position: u32, token: u32, decoded: bool) -> u64 {
         assert!(slot < self.limits.slots);
-        let (at, rows) = (position as usize, self.limits.block_rows as usize);
-        let (ring, pages) = (&self.rings[slot as usize], &self.pages[slot as usize]);
-        let window = (at.saturating_sub(WINDOW - 1)..at).map(|p| ring[p % ring.len()]);
-        let all = (0..at).map(|p| self.blocks[pages[p / rows] as usize][p % rows]);
+        let at = position as usize;
+        let place = |kind: usize, position: usize| {
+            let Paging { rows, entries } = [self.limits.sliding, self.limits.full][kind];
+            let (rows, entries) = (rows as usize, entries as usize);
+            (self.tables[slot as usize][kind][position / rows % entries] as usize, position % rows)
+        };
+        let value = |(page, row): (usize, usize)| self.pages[page][row];
+        let window = (at.saturating_sub(WINDOW - 1)..at).map(|p| value(place(0, p)));
+        let all = (0..at).map(|p| value(place(1, p)));
         let adapter = self.seated[slot as usize].map_or(0, |of| effect(&self.seats[of.seat as usize - 1], of.strength));
         let value = adapted(row(token, decoded, window, all), adapter);
-        let block = pages[at / rows];
-        let capacity = ring.len();
-        self.rings[slot as usize][at % capacity] = value;
-        self.blocks[block as usize][at % rows] = value;
+        for (page, row) in [place(0, at), place(1, at)] {
+            self.pages[page][row] = value;
+        }
         value
     }
 
@@ -349,8 +359,7 @@ impl Fake {
 
     /// Guesses what follows the first of these rows: mostly what will be picked, where no rule has a say in it.
     fn draft(&mut self, rows: &mut [Row]) {
-        let slot = rows[0].slot as usize;
-        let (ring, blocks) = (self.rings[slot].clone(), self.blocks.clone());
+        let pages = self.pages.clone();
         let mut token = rows[0].token;
         for row in &mut *rows {
             row.token = token;
@@ -361,21 +370,7 @@ impl Fake {
                 token = (token + 1) % self.limits.vocab;
             }
         }
-        (self.rings[slot], self.blocks) = (ring, blocks);
-    }
-
-    fn part(&mut self, part: Part) -> &mut Vec<u64> {
-        match part {
-            Part::Ring(ring) => &mut self.rings[ring as usize],
-            Part::Block(block) => &mut self.blocks[block as usize],
-        }
-    }
-
-    fn units(&self, part: Part) -> usize {
-        match part {
-            Part::Ring(_) => self.limits.ring_units as usize,
-            Part::Block(_) => self.limits.block_units as usize,
-        }
+        self.pages = pages;
     }
 }
 
@@ -407,9 +402,9 @@ impl Device for Fake {
         Ok(soft_tokens(tower, patches))
     }
 
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        assert!(pages.iter().all(|block| *block < self.limits.blocks));
-        self.pages[slot as usize] = pages.to_vec();
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError> {
+        assert!(sliding.iter().chain(full).all(|page| *page < self.limits.pages));
+        self.tables[slot as usize] = [sliding, full].map(<[u32]>::to_vec);
         self.entered.retain(|(of, _)| *of != slot);
         Ok(())
     }
@@ -568,28 +563,20 @@ impl Device for Fake {
         Ok(picked)
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
-        let rows = self.part(from).clone();
-        *self.part(to) = rows;
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError> {
+        self.pages[to as usize] = self.pages[from as usize].clone();
         Ok(())
     }
 
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        assert_eq!(units.len(), self.units(from));
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError> {
         self.counts.saved += 1;
-        let rows = self.part(from).clone();
-        let share = rows.len().div_ceil(units.len());
-        for (unit, rows) in units.iter().zip(rows.chunks(share)) {
-            self.host[*unit as usize] = rows.to_vec();
-        }
+        self.host[unit as usize] = self.pages[from as usize].clone();
         Ok(())
     }
 
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        assert_eq!(units.len(), self.units(to));
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError> {
         self.counts.loaded += 1;
-        let rows = units.iter().flat_map(|unit| self.host[*unit as usize].clone()).collect();
-        *self.part(to) = rows;
+        self.pages[to as usize] = self.host[unit as usize].clone();
         Ok(())
     }
 }

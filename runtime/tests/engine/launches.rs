@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range as Bytes;
 
 use gemma4c_plan::cuda::{
-    BLOCK_ROWS, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS, record,
+    KvCache, KvLayout, Paging, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS, record,
 };
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Mask};
@@ -20,13 +20,13 @@ const ROW: u64 = 8;
 const DECODE: [u32; 3] = [1, 2, 4];
 const PREFILL: [u32; 3] = [4, 32, 192];
 
-/// A plan with four slots, two rings for snapshots and ten blocks, whose launches are nobody's.
+/// A plan with four slots and thirty pages, whose launches are nobody's.
 pub fn plan() -> Plan {
     let mut plan = support::plan();
     plan.model.vocab_size = VOCAB;
     plan.program.context = CONTEXT;
     let program = &mut plan.cuda.as_mut().unwrap().program;
-    let max_pages = CONTEXT.div_ceil(BLOCK_ROWS);
+    let (sliding, full) = (Paging { rows: 64, entries: 4 }, Paging { rows: 256, entries: CONTEXT.div_ceil(256) });
     let mut next = 0;
     let mut reserve = |words: u32| {
         next += 4 * words as u64;
@@ -39,8 +39,8 @@ pub fn plan() -> Plan {
         chunk: reserve(RECORD_WORDS),
         segments: reserve(PREFILL[2].div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
         asked: reserve(RECORD_WORDS),
-        pages: reserve(6 * max_pages),
-        max_pages,
+        pages: reserve(4 * full.entries),
+        windows: reserve(4 * sliding.entries),
         suppress: reserve(4),
         suppress_len: 4,
         history: reserve(8 * rows),
@@ -50,18 +50,9 @@ pub fn plan() -> Plan {
         soft: None,
         seats: None,
     };
-    let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
-    program.kv_layout = KvLayout {
-        slots: 4,
-        rings: 6,
-        ring_bytes,
-        blocks: 10,
-        block_bytes: BLOCK_ROWS as u64 * ROW,
-        blocks_at: 6 * ring_bytes,
-        ..program.kv_layout.clone()
-    };
-    program.kv_layout.block_rows = BLOCK_ROWS;
-    (program.memory.arena, program.memory.kv) = (next, 6 * ring_bytes + 10 * BLOCK_ROWS as u64 * ROW);
+    let caches = vec![KvCache { keys: 0, values: 0, window: Some(WINDOW as u32) }];
+    program.kv_layout = KvLayout { slots: 4, pages: 30, page_bytes: 256 * ROW, sliding, full, caches };
+    (program.memory.arena, program.memory.kv) = (next, program.kv_layout.bytes());
     program.most_candidates = 16;
     let of = |kind| program.phases.iter().find(|phase| phase.kind == kind).unwrap().clone();
     let (decode, prefill) = (of(PhaseKind::Decode), of(PhaseKind::Prefill));
@@ -136,23 +127,26 @@ impl Launches {
         u64::from_le_bytes(self.kv[at as usize..][..8].try_into().unwrap())
     }
 
-    fn in_ring(&self, slot: u32, position: u64) -> u64 {
-        slot as u64 * self.layout.ring_bytes + position % (self.layout.ring_bytes / ROW) * ROW
+    fn place(&self, (table, paging): (u64, Paging), slot: u32, position: u64) -> u64 {
+        let (rows, entries) = (u64::from(paging.rows), u64::from(paging.entries));
+        let entry = u64::from(slot) * entries + position / rows % entries;
+        let page = self.words(table + 4 * entry, 1)[0];
+        assert!(page < self.layout.pages);
+        u64::from(page) * self.layout.page_bytes + position % rows * ROW
     }
 
-    fn in_blocks(&self, slot: u32, position: u64) -> u64 {
-        let entry = slot as u64 * self.places.max_pages as u64 + position / BLOCK_ROWS as u64;
-        let page = self.words(self.places.pages + 4 * entry, 1)[0];
-        assert!(page < self.layout.blocks);
-        self.layout.blocks_at + page as u64 * self.layout.block_bytes + position % BLOCK_ROWS as u64 * ROW
+    /// Where a sliding layer has a position, and where a full one has it.
+    fn places_of(&self, slot: u32, position: u64) -> [u64; 2] {
+        let tables = [(self.places.windows, self.layout.sliding), (self.places.pages, self.layout.full)];
+        tables.map(|table| self.place(table, slot, position))
     }
 
     fn feed(&mut self, slot: u32, position: u32, token: u32, decoded: bool) -> u64 {
         let at = position as u64;
-        let window = (at.saturating_sub(WINDOW as u64 - 1)..at).map(|p| self.value(self.in_ring(slot, p)));
-        let all = (0..at).map(|p| self.value(self.in_blocks(slot, p)));
+        let window = (at.saturating_sub(WINDOW as u64 - 1)..at).map(|p| self.value(self.places_of(slot, p)[0]));
+        let all = (0..at).map(|p| self.value(self.places_of(slot, p)[1]));
         let value = row(token, decoded, window, all);
-        for place in [self.in_ring(slot, at), self.in_blocks(slot, at)] {
+        for place in self.places_of(slot, at) {
             self.kv[place as usize..][..8].copy_from_slice(&value.to_le_bytes());
         }
         value

@@ -1,6 +1,6 @@
 //! The engine over a device whose every token depends on all that its sequence may see and on nothing else.
 //!
-//! What is tested here is bookkeeping: rings, pages, prefixes, order and time. That the CPU computes the same bits in a
+//! What is tested here is bookkeeping: pages, prefixes, order and time. That the CPU computes the same bits in a
 //! batch is tested on models, by the whole program's tests.
 
 #![allow(clippy::unwrap_used)]
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use fake::{Alone, EvenAfterThree, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
+use gemma4c_plan::cuda::Paging;
 use gemma4c_runtime::engine::{
     BackendDevice, BackendOptions, BoxedRule, Demand, Device, Drafts, Engine, Event, Finish, Fork, Gap, Id, Limits,
     Options, Request, RequestError,
@@ -28,9 +29,10 @@ use gemma4c_runtime::engine::{
 fn limits() -> Limits {
     Limits {
         slots: 4,
-        rings: 7,
-        blocks: 24,
-        block_rows: 16,
+        pages: 60,
+        // Of the fake.
+        sliding: Paging::default(),
+        full: Paging { rows: 16, entries: 10 },
         rows: 4,
         decode_rows: 16,
         verified_rows: 6,
@@ -42,8 +44,6 @@ fn limits() -> Limits {
         ahead: 3,
         spare_rows: 5,
         host_units: 30,
-        ring_units: 2,
-        block_units: 1,
         seats: None,
     }
 }
@@ -260,7 +260,7 @@ fn storm_on<D: Device>(
     let kept = engine.occupation();
     engine.forget_prefixes();
     engine.audit().unwrap();
-    assert_eq!(engine.occupation().free_blocks, kept.blocks, "everything is free in the end");
+    assert_eq!(engine.occupation().free_pages, kept.pages, "everything is free in the end");
     (cached, engine)
 }
 
@@ -281,15 +281,14 @@ fn nor_on_how_much_of_it_there_is() {
     let no_host = Limits { host_units: 0, ..limits() };
     let cached = storm(2, 800, no_host.clone()).0;
     assert!(cached > 1_000, "{cached}");
-    let no_rings = Limits { rings: 4, ..limits() };
-    assert!(storm(3, 500, no_rings.clone()).0 > 1_500, "snapshots in host memory alone");
-    assert_eq!(storm(4, 300, Limits { rings: 4, ..no_host.clone() }).0, 0, "nowhere to keep anything");
-    storm(5, 800, Limits { blocks: 10, host_units: 7, ..limits() });
-    storm(6, 500, Limits { blocks: 10, rings: 5, ..no_host });
+    storm(3, 500, Limits { slots: 1, rows: 1, pages: 15, ..limits() });
+    storm(4, 300, Limits { pages: 15, ..no_host.clone() });
+    storm(5, 800, Limits { pages: 20, host_units: 14, ..limits() });
+    storm(6, 500, Limits { pages: 25, ..no_host });
     storm(7, 500, Limits { ahead: 0, ..limits() });
     storm(10, 500, Limits { ahead: 2, ..limits() });
-    storm(8, 500, Limits { slots: 1, rings: 2, rows: 1, blocks: 10, ..limits() });
-    storm(9, 500, Limits { slots: 3, rows: 2, rings: 3, chunks: vec![1], ..limits() });
+    storm(8, 500, Limits { slots: 1, rows: 1, pages: 21, ..limits() });
+    storm(9, 500, Limits { slots: 3, rows: 2, chunks: vec![1], ..limits() });
 }
 
 /// The same through the records, pages and phases of a plan.
@@ -365,12 +364,12 @@ fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
     assert_eq!(hit(&tokens, b"salt"), 0, "another salt shares nothing");
 }
 
-/// A chat departs from its latest turn, wherever there is room for one snapshot. With a second, the system prompt stays
-/// for other chats, although no turn but the first starts from it.
+/// A chat departs from its latest turn, wherever there is room for one snapshot, of six pages, beside its twelve. With a
+/// second, the system prompt stays for other chats, although no turn but the first starts from it.
 #[test]
 fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
-    for (snapshots, host_units, system_stays) in [(1, 0, false), (2, 0, true), (1, 4, true), (0, 0, false)] {
-        let limits = Limits { slots: 1, rows: 1, rings: 1 + snapshots, host_units, ..limits() };
+    for (pages, host_units, system_stays) in [(18, 0, false), (24, 0, true), (18, 9, true), (12, 0, false)] {
+        let limits = Limits { slots: 1, rows: 1, pages, host_units, ..limits() };
         let mut engine = engine(limits, Gap::Any);
         let mut random = Random(12);
         let system = random.tokens(40);
@@ -382,18 +381,18 @@ fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
             let request = Request { snapshot_at: vec![40, prompt - 1], ..Request::greedy(conversation.clone(), 7) };
             let id = engine.submit(request).unwrap();
             let events = all_events(&mut engine);
-            assert_eq!(cached(&events, id), departs, "turn {turn} with {snapshots} snapshots");
+            assert_eq!(cached(&events, id), departs, "turn {turn} with {pages} pages");
             let token = |event: &Event| match event {
                 Event::Token { token, .. } => Some(*token),
                 _ => None,
             };
             conversation.extend(events.iter().filter_map(token));
-            departs = if snapshots > 0 { prompt - 1 } else { 0 };
+            departs = if pages > 12 { prompt - 1 } else { 0 };
         }
         let other = [system, random.tokens(5)].concat();
         let id = engine.submit(Request::greedy(other, 1)).unwrap();
         let expected = if system_stays { 40 } else { 0 };
-        assert_eq!(cached(&all_events(&mut engine), id), expected, "{snapshots} snapshots, {host_units} on the host");
+        assert_eq!(cached(&all_events(&mut engine), id), expected, "{pages} pages, {host_units} on the host");
         engine.audit().unwrap();
     }
 }
@@ -427,7 +426,7 @@ fn generated_rows_are_not_reused() {
 
 #[test]
 fn requests_are_served_in_the_order_they_came() {
-    let mut engine = engine(Limits { blocks: 10, ..limits() }, Gap::Any);
+    let mut engine = engine(Limits { pages: 15, ..limits() }, Gap::Any);
     let mut random = Random(9);
     // The second needs more than the first leaves; the third would fit, and waits its turn.
     let ids: Vec<Id> = [(60, 40), (90, 60), (5, 2)]
@@ -458,7 +457,7 @@ fn a_client_does_not_wait_for_all_requests_of_another() {
 /// What is wrong with one request is said once, and others go on.
 #[test]
 fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
-    let mut engine = engine(Limits { blocks: 5, ..limits() }, Gap::Any);
+    let mut engine = engine(Limits { pages: 10, ..limits() }, Gap::Any);
     let good = Request::greedy(Random(13).tokens(30), 10);
     let id = engine.submit(good.clone()).unwrap();
     let mut events = engine.step().unwrap();
@@ -477,7 +476,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
         "no tokens were given; at least one is needed",
         "the prompt has 161 tokens, the context has room for 160: compile with a larger --ctx",
         "token 50 is out of range: the vocabulary has 50 tokens (0 to 49)",
-        "89 positions take 6 blocks of keys and values, there are 5 in all: ask for fewer tokens, or compile with a larger --vram",
+        "89 positions take 11 pages of keys and values, there are 10 in all: ask for fewer tokens, or give it more memory",
         "a salt of 1048576 bytes is too long: 256 at most",
         "a snapshot was asked for after 31 tokens of a prompt of 30",
         "a snapshot was asked for after 0 tokens of a prompt of 30",
@@ -500,13 +499,17 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
 
 #[test]
 fn a_cancelled_sequence_frees_its_memory_at_once() {
-    let mut engine = engine(limits(), Gap::Any);
+    let mut engine = engine(Limits { pages: 45, ..limits() }, Gap::Any);
     let mut random = Random(17);
     let ids: Vec<Id> = (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
     for _ in 0..5 {
         engine.step().unwrap();
     }
-    assert_eq!((engine.occupation().running, engine.occupation().waiting), (3, 3), "eight blocks each");
+    assert_eq!(
+        (engine.occupation().running, engine.occupation().waiting),
+        (3, 3),
+        "eight pages and five of a window each"
+    );
     // One that generates, and one that waits.
     assert!(engine.cancel(ids[0]) && engine.cancel(ids[5]) && !engine.cancel(ids[5]));
     engine.audit().unwrap();
@@ -517,5 +520,5 @@ fn a_cancelled_sequence_frees_its_memory_at_once() {
     assert!(events.iter().any(|e| matches!(e, Event::Admitted { id, .. } if *id == ids[3])), "its place is taken");
     ids.iter().for_each(|id| _ = engine.cancel(*id));
     engine.step().unwrap();
-    assert_eq!((engine.occupation().free_blocks, engine.is_idle()), (24, true));
+    assert_eq!((engine.occupation().free_pages, engine.is_idle()), (45, true));
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use gemma4c_plan::cuda::Paging;
 use gemma4c_runtime::engine::{BoxedRule, Demand, Engine, Event, Gap, Id, Limits, Mask, Options, Request, Rule};
 
 use super::fake::{Alone, DECODE_TIME, Fake, ROW_TIME, Times};
@@ -12,7 +13,7 @@ use super::{Random, all_events, engine, limits};
 /// Prompts that have room for all of theirs in a chunk go in together, in order; nobody overtakes one that has not.
 #[test]
 fn short_prompts_share_a_chunk() {
-    let limits = Limits { slots: 9, rings: 9, rows: 9, blocks: 60, ..limits() };
+    let limits = Limits { slots: 9, rows: 9, pages: 105, ..limits() };
     let mut engine = engine(limits.clone(), Gap::Any);
     let mut random = Random(41);
     // Four fit into 16 rows, each from a multiple of four on; the next is too long, the last comes behind it.
@@ -45,7 +46,7 @@ fn short_prompts_share_a_chunk() {
 /// snapshot where its piece ends.
 #[test]
 fn some_prompts_do_not_share_a_chunk() {
-    let limits = Limits { slots: 9, rings: 12, rows: 9, blocks: 60, ..limits() };
+    let limits = Limits { slots: 9, rows: 9, pages: 105, ..limits() };
     let mut random = Random(43);
     let short: Vec<Request> = (0..3).map(|_| Request::greedy(random.tokens(4), 2)).collect();
     let chunks = |requests: &[Request]| {
@@ -67,7 +68,7 @@ fn some_prompts_do_not_share_a_chunk() {
 /// A long prompt comes while another sequence is generating: its chunks are as long as the limit allows.
 #[test]
 fn a_prompt_does_not_hold_up_the_tokens_of_others() {
-    let wide = Limits { chunks: vec![4, 8, 16, 32, 64], context: 2000, blocks: 200, ..limits() };
+    let wide = Limits { chunks: vec![4, 8, 16, 32, 64], context: 2000, pages: 300, ..limits() };
     let gaps = |gap: Gap| {
         let mut engine = engine(wide.clone(), gap);
         let mut random = Random(11);
@@ -101,7 +102,7 @@ fn a_prompt_does_not_hold_up_the_tokens_of_others() {
 /// may.
 #[test]
 fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
-    let wide = Limits { slots: 40, rings: 40, rows: 40, blocks: 400, chunks: vec![4, 8, 16, 32, 64], ..limits() };
+    let wide = Limits { slots: 40, rows: 40, pages: 860, chunks: vec![4, 8, 16, 32, 64], ..limits() };
     let gap = Duration::from_micros(7_000);
     let mut engine = engine(wide, Gap::Within(gap));
     let mut random = Random(12);
@@ -135,10 +136,10 @@ fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
 fn a_burst_of_prompts_keeps_to_the_gap() {
     let limits = Limits {
         slots: 32,
-        rings: 32,
         rows: 32,
-        blocks: 32 * 20,
-        block_rows: 32,
+        pages: 32 * 90,
+        sliding: Paging::default(),
+        full: Paging { rows: 32, entries: 0 },
         chunks: vec![32, 128, 512],
         context: 640,
         ..limits()

@@ -101,7 +101,7 @@ fn storm(mut engine: Engine<Fake>, seed: u64, requests: usize) -> (u64, usize, u
 fn answers_are_those_of_the_adapter_whoever_else_runs_and_however_seats_are_filled() {
     let (cached, fillings, in_use) = storm(engine(with_seats(), Gap::Any), 1, 1500);
     assert!(cached > 5_000 && fillings > 50 && in_use > 50, "{cached} cached, {fillings} filled, {in_use} in use");
-    let (cached, ..) = storm(engine(Limits { blocks: 10, ..with_seats() }, Gap::Any), 2, 400);
+    let (cached, ..) = storm(engine(Limits { pages: 15, ..with_seats() }, Gap::Any), 2, 400);
     assert!(cached > 500, "{cached}");
     let drafts = Drafts { source: gemma4c_runtime::DraftSource::Drafter, steps: Some(3) };
     storm(drafting_engine(Fake::new(with_seats()), Gap::Any, drafts), 3, 400);

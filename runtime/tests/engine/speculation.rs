@@ -33,7 +33,7 @@ fn answers_do_not_depend_on_drafts() {
             (Some(1), limits()),
             (Some(7), limits()),
             (Some(3), Limits { ahead: 0, ..limits() }),
-            (Some(4), Limits { slots: 2, rows: 2, rings: 3, decode_rows: 6, ..limits() }),
+            (Some(4), Limits { slots: 2, rows: 2, decode_rows: 6, ..limits() }),
         ] {
             let mut fake = Fake::new(limits);
             fake.times.chunk = |rows| (8 + rows as u64) * ROW_TIME;
@@ -53,7 +53,7 @@ fn answers_do_not_depend_on_drafts() {
 
 /// One request after another on a device where a decode takes so long: tokens, and seconds of the virtual clock.
 fn run(drafts: Drafts, decode: fn(u32) -> u64, requests: usize, at_once: usize) -> (f64, Engine<Fake>) {
-    let mut fake = Fake::new(Limits { context: 400, blocks: 200, ..limits() });
+    let mut fake = Fake::new(Limits { context: 400, pages: 300, ..limits() });
     fake.times.decode = decode;
     let clock = fake.clock();
     let mut engine = drafting_engine(fake, Gap::Any, drafts);
@@ -79,7 +79,7 @@ fn nor_on_who_closes_their_rounds() {
     for (seed, steps, sequences) in [(1, None, 1), (2, Some(4), 1), (3, None, 2), (4, Some(5), 2), (5, None, 4)] {
         for source in [DraftSource::Drafter, replaced()] {
             let spare_rows = if seed == 2 { 5 } else { 16 };
-            let limits = Limits { slots: sequences, rows: sequences, rings: sequences + 2, spare_rows, ..limits() };
+            let limits = Limits { slots: sequences, rows: sequences, spare_rows, ..limits() };
             let mut fake = Fake::new(limits);
             fake.closes_rounds = true;
             let engine = drafting_engine(fake, Gap::Any, Drafts { source, steps });
@@ -93,7 +93,7 @@ fn nor_on_who_closes_their_rounds() {
 /// A sequence in rounds is joined by others, which leave again: it goes on in rounds, and says what it says alone.
 #[test]
 fn rounds_end_when_somebody_joins_and_begin_again() {
-    let mut fake = Fake::new(Limits { context: 400, blocks: 200, spare_rows: 16, ..limits() });
+    let mut fake = Fake::new(Limits { context: 400, pages: 300, spare_rows: 16, ..limits() });
     fake.closes_rounds = true;
     let drafts = Drafts { source: DraftSource::Drafter, steps: Some(3) };
     let mut engine = drafting_engine(fake, Gap::Any, drafts);
@@ -131,7 +131,7 @@ fn rounds_end_when_somebody_joins_and_begin_again() {
 #[test]
 fn a_device_that_closes_rounds_is_not_waited_for() {
     let run = |closes_rounds: bool, steps: Option<u32>| {
-        let mut fake = Fake::new(Limits { context: 400, blocks: 200, spare_rows: 16, ..limits() });
+        let mut fake = Fake::new(Limits { context: 400, pages: 300, spare_rows: 16, ..limits() });
         fake.times.decode = |rows| 5_000_000 + 50_000 * u64::from(rows);
         fake.closes_rounds = closes_rounds;
         let clock = fake.clock();

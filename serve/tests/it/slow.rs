@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gemma4c_plan::{Sampling, SeatWeights};
 use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Row, Seated};
+use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Picked, Row, Seated};
 use gemma4c_serve::Options;
 use serde_json::{Value, json};
 
@@ -84,8 +84,8 @@ impl Device for Odd {
         self.device.can_pick(sampling)
     }
 
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        self.device.set_pages(slot, pages)
+    fn set_pages(&mut self, slot: u32, sliding: &[u32], full: &[u32]) -> Result<(), RuntimeError> {
+        self.device.set_pages(slot, sliding, full)
     }
 
     fn fill_seat(&mut self, seat: u32, weights: &SeatWeights) -> Result<(), RuntimeError> {
@@ -118,15 +118,15 @@ impl Device for Odd {
         self.device.collect()
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+    fn copy(&mut self, from: u32, to: u32) -> Result<(), RuntimeError> {
         self.device.copy(from, to)
     }
 
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        self.device.save(from, units)
+    fn save(&mut self, from: u32, unit: u32) -> Result<(), RuntimeError> {
+        self.device.save(from, unit)
     }
 
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        self.device.load(units, to)
+    fn load(&mut self, unit: u32, to: u32) -> Result<(), RuntimeError> {
+        self.device.load(unit, to)
     }
 }

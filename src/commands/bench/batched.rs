@@ -73,13 +73,14 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let mut engine = batched.plan.open_engine(plan, options)?;
     let adapters = adapters.fill(&mut engine)?;
     for test in &tests {
-        let needed = engine.limits().blocks_for(test.prompt + test.generate) * test.sequences;
+        let each: u32 = engine.limits().pages_for(test.prompt + test.generate).iter().sum();
+        let needed = each * test.sequences;
         ensure!(
-            needed <= engine.limits().blocks,
-            "{} sequences of {} positions take {needed} blocks of keys and values, there are {}: compile with a larger --vram",
+            needed <= engine.limits().pages,
+            "{} sequences of {} positions take {needed} pages of keys and values, there are {}: fewer --sequences or shorter ones fit",
             test.sequences,
             test.prompt + test.generate,
-            engine.limits().blocks
+            engine.limits().pages
         );
     }
     let bar = progress::tokens("measuring", (tests.len() * batched.repeat) as u64);

@@ -69,13 +69,12 @@ pub fn run(chat: &Chat<'_>) -> Result<Report> {
     let options = EngineOptions { sequences: Some(1), ..chat.engine.options() };
     let mut engine = chat.plan.open_engine(plan, options)?;
     let limits = engine.limits();
-    // A chat has two snapshots, where there is room for them. Each has its own copy of the block that it ends in.
-    let needed = limits.blocks_for(positions as u32) + (limits.rings - limits.slots).min(2);
+    // It departs from a snapshot, which has copies of the window's pages and of the page that it ends in.
+    let needed = limits.pages_for(positions as u32).iter().sum::<u32>() + limits.sliding.entries + 1;
     ensure!(
-        needed <= limits.blocks,
-        "a chat of {positions} tokens and its snapshots take {needed} blocks of keys and values, there are {}: compile with --ctx {}",
-        limits.blocks,
-        needed * limits.block_rows
+        needed <= limits.pages,
+        "a chat of {positions} tokens and its snapshot take {needed} pages of keys and values, there are {}: compile with a larger --ctx",
+        limits.pages
     );
 
     let bar = progress::answers(u64::from(turns) * chat.repeat as u64);

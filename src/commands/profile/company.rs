@@ -2,7 +2,7 @@
 //! own. Where a plan verifies drafts of fewer sequences, the other rows follow the first sequence's.
 
 use anyhow::{Result, ensure};
-use gemma4c_plan::cuda::{CudaProgram, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{CudaProgram, KvLayout, RECORD_WORDS, Range, Region, record};
 use gemma4c_runtime::Backend;
 
 /// Positions beyond the depth that a profile may decode.
@@ -14,26 +14,27 @@ const AHEAD: u32 = 16;
 pub fn join(backend: &mut dyn Backend, program: &CudaProgram, rows: u32, depth: u32, vocab_size: u32) -> Result<()> {
     let (layout, places) = (&program.kv_layout, &program.places);
     let sequences = rows.min(layout.slots);
-    let has_blocks = layout.block_bytes > 0;
-    let pages = (depth + AHEAD).div_ceil(layout.block_rows).min(places.max_pages);
+    let kinds = [(places.windows, layout.sliding), (places.pages, layout.full)];
+    let each = layout.pages_for(depth + AHEAD);
     ensure!(
-        !has_blocks || sequences * pages <= layout.blocks,
-        "{sequences} sequences at depth {depth} take {} blocks of keys and values: the plan has {}",
-        sequences * pages,
-        layout.blocks
+        sequences * each <= layout.pages,
+        "{sequences} sequences at depth {depth} take {} pages of keys and values: there are {}",
+        sequences * each,
+        layout.pages
     );
-    let ring = |slot: u32| kv(slot as u64 * layout.ring_bytes, layout.ring_bytes);
-    let block = |block: u32| kv(layout.blocks_at + block as u64 * layout.block_bytes, layout.block_bytes);
+    let of_first: Vec<u32> = first_tables(layout).concat();
+    // The first sequence has all pages of a context, and the others those behind them.
+    let mut free = of_first.len() as u32..layout.pages;
+    let page = |page: u32| kv(u64::from(page) * layout.page_bytes, layout.page_bytes);
     let mut records = vec![0u32; (rows * RECORD_WORDS) as usize];
     for slot in 0..sequences {
-        let table: Vec<u32> = (0..pages).map(|page| slot * pages + page).collect();
-        if slot > 0 && layout.ring_bytes > 0 {
-            backend.copy(ring(0), ring(slot))?;
+        for ((table, paging), first) in kinds.into_iter().zip(first_tables(layout)).filter(|_| slot > 0) {
+            let own: Vec<u32> = free.by_ref().take(paging.pages_for(depth + AHEAD) as usize).collect();
+            let room = "all pages of a context are the first sequence's: compile with more --sequences";
+            ensure!(own.len() as u32 == paging.pages_for(depth + AHEAD), "{room}");
+            first.iter().zip(&own).try_for_each(|(from, to)| backend.copy(page(*from), page(*to)))?;
+            write(backend, table + u64::from(slot) * u64::from(paging.entries) * 4, &own)?;
         }
-        if slot > 0 && has_blocks {
-            table.iter().zip(0..).try_for_each(|(to, from)| backend.copy(block(from), block(*to)))?;
-        }
-        write(backend, places.pages + slot as u64 * places.max_pages as u64 * 4, &table)?;
         let words = &mut records[(slot * RECORD_WORDS) as usize..];
         (words[record::POSITION], words[record::ROWS], words[record::SLOT]) = (depth, 1, slot);
         words[record::TOKEN] = ((depth + slot) as u64 * 7919 % vocab_size as u64) as u32;
@@ -45,6 +46,12 @@ pub fn join(backend: &mut dyn Backend, program: &CudaProgram, rows: u32, depth: 
         words[record::TOKEN] = (position as u64 * 7919 % vocab_size as u64) as u32;
     }
     write(backend, places.rows, &records)
+}
+
+/// The pages of a session's only sequence, in sliding layers and in full ones: the first ones, in order.
+fn first_tables(layout: &KvLayout) -> [Vec<u32>; 2] {
+    let windows = layout.sliding.entries;
+    [(0..windows).collect(), (windows..windows + layout.full.entries).collect()]
 }
 
 fn kv(offset: u64, bytes: u64) -> Range {

@@ -114,14 +114,14 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
 fn pool_is_whole<D: Device>(engine: &mut Engine<D>) -> Result<bool> {
     let kept = engine.audit();
     engine.forget_prefixes();
-    let Occupation { waiting, running, free_blocks, blocks, snapshots } = engine.occupation();
-    let nobody_owns_any = || match (waiting, running, snapshots, free_blocks == blocks) {
+    let Occupation { waiting, running, free_pages, pages, snapshots } = engine.occupation();
+    let nobody_owns_any = || match (waiting, running, snapshots, free_pages == pages) {
         (0, 0, 0, true) => Ok(()),
-        _ => Err(format!("{free_blocks} of {blocks} blocks are free, but nobody uses any")),
+        _ => Err(format!("{free_pages} of {pages} pages are free, but nobody uses any")),
     };
     let found = kept.and_then(|()| engine.audit()).and_then(|()| nobody_owns_any());
     print(&match &found {
-        Ok(()) => format!("pool: all {blocks} blocks are free again, and so is every ring\n"),
+        Ok(()) => format!("pool: all {pages} pages are free again\n"),
         Err(what) => format!("pool: FAILED: {what}\n"),
     })?;
     Ok(found.is_ok())

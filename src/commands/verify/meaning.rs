@@ -138,7 +138,8 @@ impl<'a> Meaning<'a> {
         }
     }
 
-    /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
+    /// Keys and values that a step appends to a cache of the first slot, whose pages are the first, in order: those of
+    /// sliding layers, then those of full ones.
     fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
         let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[cache];
         let numbers = Numbers::of_cache(self.program.kv, head_dim);
@@ -149,14 +150,16 @@ impl<'a> Meaning<'a> {
         }
         let layout = &self.program.kv_layout;
         let place = layout.caches[cache];
-        let (start, _, stride) = layout.pages(&place);
+        let paging = layout.paging(&place);
+        let (rows, entries) = (u64::from(paging.rows), u64::from(paging.entries));
+        let first = if place.window.is_some() { 0 } else { u64::from(layout.sliding.entries) };
         let mut left = Vec::new();
         for (offset, value) in [place.keys, place.values].into_iter().zip(inputs) {
             let row = |at: u64| {
                 let position = pass.position as u64 + at;
-                let page = if place.window.is_some() { 0 } else { position / place.rows as u64 };
-                let within = position % place.rows as u64 * row_bytes;
-                Range { region: Region::Kv, offset: start + page * stride + offset + within, bytes: row_bytes }
+                let page = first + position / rows % entries;
+                let within = offset + position % rows * row_bytes;
+                Range { region: Region::Kv, offset: page * layout.page_bytes + within, bytes: row_bytes }
             };
             let parts = (0..pass.tokens.len() as u64).map(row).collect();
             left.push(Left { value: *value, content: Content::Numbers(numbers), parts, rows: Rows::All });

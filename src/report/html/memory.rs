@@ -9,12 +9,14 @@ use crate::report::fold::layer_of;
 use crate::report::weights::{WeightForm, groups};
 use gemma4c_plan::{Kind, Plan};
 
+/// Tokens of a sequence that is told of.
+const SHORT: u32 = 1024;
+
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     let (memory, layout) = (&facts.program().memory, &facts.program().kv_layout);
     let mut regions = vec![
         ("weights", memory.weights, "h0"),
-        ("windows", layout.rings_bytes(), "h1"),
-        ("blocks", layout.blocks_bytes(), "h5"),
+        ("keys and values", memory.kv, "h1"),
         ("activations", memory.arena, "h2"),
         ("on the host", memory.host, "h3 far"),
     ];
@@ -24,19 +26,19 @@ pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     out += &bar(&regions.into_iter().map(piece).collect::<Vec<_>>());
     out += "<h3>Weights</h3>";
     out += &weights(facts);
-    out += "<h3>Keys and values, layer by layer</h3>";
+    out += "<h3>Keys and values of a whole context, layer by layer</h3>";
     out += &caches(facts.plan, &facts.caches());
     let _ = write!(
         out,
-        "<p class=\"note\">Room for {}: {} rings of {} for windows, of which {} hold snapshots, and {} blocks of {} for {} tokens \
-         of the global layers.</p>",
+        "<p class=\"note\">Room for {}: {} pages of {}, each for {} tokens of the sliding layers or {} of the global ones. \
+         A sequence of {SHORT} tokens takes {} of them, {}.</p>",
         facts.sequences(),
-        layout.rings,
-        output::bytes(layout.ring_bytes),
-        layout.rings - layout.slots,
-        layout.blocks,
-        output::bytes(layout.block_bytes),
-        layout.block_rows
+        layout.pages,
+        output::bytes(layout.page_bytes),
+        layout.sliding.rows,
+        layout.full.rows,
+        layout.pages_for(SHORT),
+        output::bytes(layout.bytes_for(SHORT))
     );
     if let Some(decode) = facts.phases.first() {
         out += "<h3>Activations in decode</h3>";

@@ -66,6 +66,11 @@ impl Packed {
         cache_data(self.layer(), &self.scenes.iter().flat_map(of).collect::<Vec<_>>())
     }
 
+    /// The pages of all scenes.
+    fn tables(&self) -> Vec<u32> {
+        (0..).zip(&self.scenes).flat_map(|(at, scene)| scene.paging.behind(at).pages).collect()
+    }
+
     /// With memory. The stage of rows that are free is not numbers.
     fn inputs(&self, case: Case) -> Case {
         let (layer, paging) = (self.layer(), &self.scenes[0].paging);
@@ -75,18 +80,17 @@ impl Packed {
             true => cache_data(layer, &self.rows(kv_width, f32::NAN, |scene| scene.apart(of(scene)).0)),
             false => cache_data(layer, &[]),
         };
-        let pages = (0..).zip(&self.scenes).flat_map(|(at, scene)| scene.paging.behind(at).pages);
         case.buffer("q", self.rows(layer.heads() * layer.head_dim, f32::NAN, |scene| scene.q.clone()))
             .buffer("kv_k", self.cache(|scene| scene.apart(&scene.k).1))
             .buffer("kv_v", self.cache(|scene| scene.apart(&scene.v).1))
             .buffer("stage_k", stage(|scene| &scene.k))
             .buffer("stage_v", stage(|scene| &scene.v))
             .buffer("state", Segment::words(&self.segments(), self.launched))
-            .buffer("kv_pages", pages.collect::<Vec<u32>>())
+            .buffer("kv_pages", self.tables())
             .scalar("group", layer.group)
             .scalar("kv_window", layer.window_scalar())
-            .scalar("kv_capacity", layer.page_rows())
-            .scalar("kv_max_pages", paging.max_pages)
+            .scalar("kv_capacity", paging.rows)
+            .scalar("kv_max_pages", paging.entries)
             .scalar("kv_page_stride", paging.stride_in_elements(layer))
             .scalar("stage_is_used", u32::from(staged))
     }
@@ -129,22 +133,22 @@ impl Packed {
         exact.expect(exact.inputs(case), "out", KvType::F32, flash_bound(self.layer().element()))
     }
 
-    /// Each segment's last rows from the stage into its ring, which holds other numbers.
+    /// Each segment's last rows from the stage to its pages, which hold other numbers.
     fn keep_case(&self) -> Case {
         let layer = self.layer();
-        let (capacity, width) = (layer.capacity, layer.kv_heads * layer.head_dim);
+        let (paging, width) = (&self.scenes[0].paging, layer.kv_heads * layer.head_dim);
         // Whole heads have whole groups: what is copied is the same in 8 bits.
         let staged = |scene: &Scene, of: u64| {
             Random::new(u64::from(scene.position) + of).floats((scene.rows * width) as usize, -1.0, 1.0)
         };
         let before = |scene: &Scene| vec![0.5; scene.paging.values()];
         let after = |scene: &Scene, of: u64| {
-            let (mut ring, stage) = (before(scene), staged(scene, of));
-            for at in scene.rows.saturating_sub(capacity)..scene.rows {
+            let (mut kept, stage) = (before(scene), staged(scene, of));
+            for at in scene.rows.saturating_sub(paging.kept())..scene.rows {
                 let (from, to) = ((at * width) as usize, scene.paging.row(scene.position + at));
-                ring[to..to + width as usize].copy_from_slice(&stage[from..from + width as usize]);
+                kept[to..to + width as usize].copy_from_slice(&stage[from..from + width as usize]);
             }
-            ring
+            kept
         };
         let stage = |of| cache_data(layer, &self.rows(width, f32::NAN, |scene| staged(scene, of)));
         Case::new(format!("keep, {}", self.name), layer.keep().expect("16 bytes of elements"))
@@ -152,18 +156,21 @@ impl Packed {
             .buffer("k_stage", stage(1))
             .buffer("v_stage", stage(2))
             .buffer("state", Segment::words(&self.segments(), self.launched))
-            .buffer("ring_k", self.cache(before))
-            .buffer("ring_v", self.cache(before))
+            .buffer("kv_pages", self.tables())
+            .buffer("kv_k", self.cache(before))
+            .buffer("kv_v", self.cache(before))
             .scalar("rows", self.launched)
-            .scalar("ring_width", layer.row_len())
-            .scalar("ring_capacity", capacity)
-            .scalar("ring_page_stride", self.scenes[0].paging.stride_in_elements(layer))
-            .expect("ring_k", self.cache(|scene| after(scene, 1)), Bound::Exact)
-            .expect("ring_v", self.cache(|scene| after(scene, 2)), Bound::Exact)
+            .scalar("width", layer.row_len())
+            .scalar("kv_capacity", paging.rows)
+            .scalar("kv_max_pages", paging.entries)
+            .scalar("kv_page_stride", paging.stride_in_elements(layer))
+            .scalar("kv_window", layer.window_scalar())
+            .expect("kv_k", self.cache(|scene| after(scene, 1)), Bound::Exact)
+            .expect("kv_v", self.cache(|scene| after(scene, 2)), Bound::Exact)
     }
 }
 
-/// A sequence in the middle of its text, another at its start, and one of which the ring has turned; some with free
+/// A sequence in the middle of its text, another at its start, and one whose window's pages were used again; some with free
 /// rows behind them.
 pub fn attended() -> Vec<Packed> {
     use KvType::{BF16, F16, Q8_0};

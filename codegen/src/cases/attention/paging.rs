@@ -3,12 +3,16 @@
 
 use crate::cases::cache;
 use crate::kernels::attention::Attention;
-use crate::kernels::attention::address::{BLOCK_ROWS, RECORD_WORDS};
+use crate::kernels::attention::address::RECORD_WORDS;
 
 /// Values between two pages. Of 8 bits a whole head, so that it becomes elements.
 fn gap(layer: &Attention) -> u32 {
     if layer.kv.is_narrow() { layer.head_dim } else { 64 }
 }
+
+/// Positions of a page: of full layers no power of two, of windows that are longer than a page more than one tile.
+const FULL_ROWS: u32 = 192;
+const WINDOW_ROWS: [u32; 2] = [64, 128];
 
 /// Where the rows of a cache lie.
 #[derive(Clone, Debug)]
@@ -16,27 +20,35 @@ pub struct Paging {
     pub slot: u32,
     /// Of both slots.
     pub pages: Vec<u32>,
-    pub max_pages: u32,
+    /// The launch argument `max_pages`: entries of a slot.
+    pub entries: u32,
+    /// The launch argument `capacity`: rows of a page.
+    pub rows: u32,
     /// In values.
     page_stride: u32,
     /// Pages there are.
     count: u32,
-    /// Rows of a page, and values of a row.
-    rows: u32,
+    /// Values of a row.
     width: u32,
-    is_ring: bool,
 }
 
 impl Paging {
     pub fn of(layer: &Attention) -> Paging {
-        let (rows, width) = (layer.page_rows(), layer.kv_heads * layer.head_dim);
-        let is_ring = layer.window.is_some();
-        let max_pages = if is_ring { 0 } else { layer.capacity.div_ceil(BLOCK_ROWS) };
+        let rows = match layer.window {
+            None => FULL_ROWS,
+            Some(_) => WINDOW_ROWS[usize::from(layer.capacity > 2 * WINDOW_ROWS[0])],
+        };
+        let (entries, width) = (layer.capacity.div_ceil(rows), layer.kv_heads * layer.head_dim);
         // The first slot's pages do not exist; the second's are the last first, behind one of somebody else.
-        let mut pages = vec![u32::MAX / 2; max_pages as usize];
-        pages.extend((1..=max_pages).rev());
-        let count = if is_ring { 2 } else { max_pages + 1 };
-        Paging { slot: 1, pages, max_pages, page_stride: rows * width + gap(layer), count, rows, width, is_ring }
+        let mut pages = vec![u32::MAX / 2; entries as usize];
+        pages.extend((1..=entries).rev());
+        let (page_stride, count) = (rows * width + gap(layer), entries + 1);
+        Paging { slot: 1, pages, entries, rows, page_stride, count, width }
+    }
+
+    /// Positions that are there at once.
+    pub fn kept(&self) -> u32 {
+        self.rows * self.entries
     }
 
     /// The launch argument `page_stride`.
@@ -51,10 +63,7 @@ impl Paging {
 
     /// The first value of a position.
     pub fn row(&self, position: u32) -> usize {
-        let page = match self.is_ring {
-            true => self.slot,
-            false => self.pages[(self.slot * self.max_pages + position / BLOCK_ROWS) as usize],
-        };
+        let page = self.pages[(self.slot * self.entries + position / self.rows % self.entries) as usize];
         (page * self.page_stride + position % self.rows * self.width) as usize
     }
 

@@ -1,5 +1,5 @@
-//! Chunks whose own keys and values are in a stage: attention reads them there and the older ones in the ring, and
-//! afterwards the last of them go to the ring.
+//! Chunks whose own keys and values are in a stage: attention reads them there and the older ones on their pages, and
+//! afterwards the last of them go to the pages.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 use gemma4c_plan::cuda::KvType;
@@ -34,35 +34,38 @@ impl Scene {
             .scalar("stage_is_used", u32::from(self.staged))
     }
 
-    /// The chunk's last rows from a stage into a ring that holds other numbers.
+    /// The chunk's last rows from a stage to pages that hold other numbers.
     fn keep_case(&self) -> Case {
-        let Attention { capacity, kv, .. } = self.layer;
+        let (kept, kv) = (self.paging.kept(), self.layer.kv);
         let width = (self.layer.kv_heads * self.layer.head_dim) as usize;
         let mut random = Random::new(u64::from(self.position));
         // Whole heads have whole groups: what is copied is the same in 8 bits.
         let stages = [(); 2].map(|()| random.floats(self.rows as usize * width, -1.0, 1.0));
         let before = [(); 2].map(|()| random.floats(self.paging.values(), -1.0, 1.0));
         let mut after = before.clone();
-        for at in self.rows.saturating_sub(capacity)..self.rows {
+        for at in self.rows.saturating_sub(kept)..self.rows {
             let (from, to) = (at as usize * width, self.paging.row(self.position + at));
-            for (ring, stage) in after.iter_mut().zip(&stages) {
-                ring[to..to + width].copy_from_slice(&stage[from..from + width]);
+            for (pages, stage) in after.iter_mut().zip(&stages) {
+                pages[to..to + width].copy_from_slice(&stage[from..from + width]);
             }
         }
-        let name = format!("keep {} rows at {} in {capacity}, {}", self.rows, self.position, kv.name());
+        let name = format!("keep {} rows at {} in {kept}, {}", self.rows, self.position, kv.name());
         Case::new(name, self.layer.keep().expect("16 bytes of elements"))
             .grid(self.layer.keep_grid(self.launched))
             .buffer("k_stage", cache_data(&self.layer, &stages[0]))
             .buffer("v_stage", cache_data(&self.layer, &stages[1]))
             .buffer("state", self.state())
-            .buffer("ring_k", cache_data(&self.layer, &before[0]))
-            .buffer("ring_v", cache_data(&self.layer, &before[1]))
+            .buffer("kv_pages", self.paging.pages.clone())
+            .buffer("kv_k", cache_data(&self.layer, &before[0]))
+            .buffer("kv_v", cache_data(&self.layer, &before[1]))
             .scalar("rows", self.launched)
-            .scalar("ring_width", self.layer.row_len())
-            .scalar("ring_capacity", capacity)
-            .scalar("ring_page_stride", self.paging.stride_in_elements(&self.layer))
-            .expect("ring_k", cache_data(&self.layer, &after[0]), Bound::Exact)
-            .expect("ring_v", cache_data(&self.layer, &after[1]), Bound::Exact)
+            .scalar("width", self.layer.row_len())
+            .scalar("kv_capacity", self.paging.rows)
+            .scalar("kv_max_pages", self.paging.entries)
+            .scalar("kv_page_stride", self.paging.stride_in_elements(&self.layer))
+            .scalar("kv_window", self.layer.window_scalar())
+            .expect("kv_k", cache_data(&self.layer, &after[0]), Bound::Exact)
+            .expect("kv_v", cache_data(&self.layer, &after[1]), Bound::Exact)
     }
 }
 

@@ -130,8 +130,8 @@ impl Step {
             .buffer(v_cache, self.cache_before(&self.scene.v))
             .buffer(&format!("{kv}pages"), self.scene.paging.pages.clone())
             .scalar(&format!("{kv}window"), self.scene.layer.window_scalar())
-            .scalar(&format!("{kv}capacity"), self.scene.layer.page_rows())
-            .scalar(&format!("{kv}max_pages"), self.scene.paging.max_pages)
+            .scalar(&format!("{kv}capacity"), self.scene.paging.rows)
+            .scalar(&format!("{kv}max_pages"), self.scene.paging.entries)
             .scalar(&format!("{kv}page_stride"), self.scene.paging.stride_in_elements(&self.scene.layer))
     }
 
@@ -232,9 +232,9 @@ impl Step {
             .buffer("kv_pages", self.scene.paging.pages.clone())
             .scalar("kv_window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("kv_capacity", layer.page_rows())
+            .scalar("kv_capacity", self.scene.paging.rows)
             .scalar("record_stride", 16u32)
-            .scalar("kv_max_pages", self.scene.paging.max_pages)
+            .scalar("kv_max_pages", self.scene.paging.entries)
             .scalar("kv_page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .expect("extrema", vec![F32x2::default(); slots], BOUND)
             .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)

@@ -1,12 +1,14 @@
 //! Where the rows of a launch belong: the record that says which sequence a row is of, and the page that holds a
 //! position's keys and values. Every kernel that touches the cache asks here, and only here.
 //!
-//! A cache is pages of as many rows each. A sliding layer has one page a slot, a ring. A full layer has pages of
-//! [`BLOCK_ROWS`] positions, and `pages[slot][position / BLOCK_ROWS]` says which. Pages of one cache are `page_stride`
-//! elements apart, which may be beyond 32 bits in all: what a page starts with is a u64, what follows within it is not.
+//! A cache is pages of as many positions each, a multiple of [`PAGE_UNIT`]. A slot has a table of its pages, and a
+//! position is on `pages[slot][position / rows % entries]`. The table of a full layer has an entry for every page of
+//! the context; that of a sliding layer only for those that a window touches, so that a page is used again when the
+//! window has left it. Pages of one cache are `page_stride` elements apart, which may be beyond 32 bits in all: what a
+//! page starts with is a u64, what follows within it is not.
 //!
 //! In prefill a sliding layer's own rows of the chunk are in a stage first, [row of the chunk][key-value head][value]:
-//! the ring is not as long as a chunk, and the chunk's first rows still look at what it holds.
+//! its pages are not as long as a chunk, and the chunk's first rows still look at what they hold.
 //!
 //! A chunk is segments, each of one sequence. They start at multiples of [`SEGMENT_ROWS`] rows, and each
 //! [`SEGMENT_ROWS`] rows have a record of their segment: the position of its first row, its rows, its first row in the
@@ -18,15 +20,16 @@ use gemma4c_plan::cuda;
 /// Words of a row's record: position, rows in use, token, slot, and what the pick needs.
 pub const RECORD_WORDS: u32 = 16;
 
-/// Positions of a page of a full layer.
-pub const BLOCK_ROWS: u32 = 256;
+/// Positions of a page are a multiple of this: a tile of keys that starts at a multiple of its own length is on one
+/// page, and any other on two at most.
+pub const PAGE_UNIT: u32 = 64;
 
 /// Rows of a chunk that have a segment's record together.
 pub const SEGMENT_ROWS: u32 = 64;
 
 // The device functions below say them as numbers.
 const _: () = assert!(SEGMENT_ROWS == cuda::SEGMENT_ROWS && SEGMENT_ROWS == 64 && cuda::SEGMENT_WORDS == 4);
-const _: () = assert!(BLOCK_ROWS == cuda::BLOCK_ROWS && BLOCK_ROWS == 256 && RECORD_WORDS == cuda::RECORD_WORDS);
+const _: () = assert!(PAGE_UNIT == cuda::PAGE_UNIT && RECORD_WORDS == cuda::RECORD_WORDS);
 
 /// The first words of a row's record: position, rows in use, token and slot. Decoded rows have a record each,
 /// `record_stride` words apart. Rows of a chunk, whose stride is 0, have that of their segment, with its first row in
@@ -56,10 +59,25 @@ pub fn first_visible(position: u32, window: u32) -> u32 {
     if position >= window { position + 1 - window } else { 0 }
 }
 
-/// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in
-/// the table.
+/// The number of the page that has a position.
 #[device]
-pub fn page_start(pages: Weights<u32>, slot: u32, position: u32, window: u32, max_pages: u32, page_stride: u32) -> u64 {
-    let page = if window == 0xffff_ffff { pages[slot * max_pages + position / 256] } else { slot };
-    page as u64 * page_stride as u64
+pub fn page_number(pages: Weights<u32>, slot: u32, position: u32, capacity: u32, max_pages: u32) -> u32 {
+    pages[slot * max_pages + position / capacity % max_pages]
+}
+
+/// The element with which the page of a position starts; 0 in a stage, whose `capacity` is 0.
+#[device]
+pub fn page_start(
+    pages: Weights<u32>,
+    slot: u32,
+    position: u32,
+    capacity: u32,
+    max_pages: u32,
+    page_stride: u32,
+) -> u64 {
+    if capacity == 0 {
+        0u64
+    } else {
+        page_number(pages, slot, position, capacity, max_pages) as u64 * page_stride as u64
+    }
 }

@@ -7,7 +7,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 use super::Attention;
 use super::address::{record_of, row_of_record};
 use super::narrow::operands_slot;
-use super::split::{SplitMemory, attend_alone, copy_first, head_of, page_of, require_tiles, seen_from};
+use super::split::{SplitMemory, attend_alone, copy_first, head_of, pages_of, require_tiles, seen_from};
 use super::tensor::clear_weights;
 use super::view::{AttentionShape, CacheFormat, DecodeTile, KvView, Pipeline};
 
@@ -82,7 +82,7 @@ pub fn attention_decode<
     }
 
     let head = head_of(kv, record.w, block_idx(), grid_dim());
-    copy_first(block, head, page_of(head, at), at, seen);
+    copy_first(block, head, pages_of(head, at), at, seen);
     for i in (thread_idx() * 4..S.GROUP * S.D).by(T.THREADS * 4) {
         store(work, i / S.D * (S.D + 8) + i % S.D, load::<F32x4>(q, row_head * S.D + i));
     }

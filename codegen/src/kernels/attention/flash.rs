@@ -13,7 +13,7 @@ use gemma4c_plan::cuda::KvType;
 use super::Attention;
 use super::address::{SEGMENT_ROWS, first_visible, record_of, row_of_record};
 use super::chunk::{RowLimits, RowSums, TileSource, base_of, chunk_of, keys_of, no_sums, row_sum, values_of};
-use super::narrow::{head_len, widen_slot, widen_tile, wrapped_row};
+use super::narrow::{head_len, widen_slot, widen_tile};
 use super::plain::reach;
 use super::split::{head_of, page_of};
 use super::tensor::{pack_pair, tensor_product};
@@ -57,10 +57,9 @@ pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: F
     let start = from % source.capacity;
     for i in (thread_idx() * 8..KEYS * D).by(THREADS * 8) {
         let position = (at + i / D).max(source.first).min(source.last);
-        let row = wrapped_row(start + (position - from), source.capacity);
         let in_stage = position >= source.stage_from;
         let memory = if in_stage { source.stage } else { source.page };
-        let of_memory = if in_stage { position - source.stage_from } else { row };
+        let of_memory = if in_stage { position - source.stage_from } else { start + (position - from) };
         cp_async16(tile, i / D * (D + 8) + i % D, memory, of_memory * source.row_len + i % D);
     }
 }
@@ -77,10 +76,9 @@ pub fn copy_padded_codes<const D: u32, const KEYS: u32, const THREADS: u32, KV: 
     let start = from % source.capacity;
     for i in (thread_idx() * 8..KEYS * len).by(THREADS * 8) {
         let position = (at + i / len).max(source.first).min(source.last);
-        let row = wrapped_row(start + (position - from), source.capacity);
         let in_stage = position >= source.stage_from;
         let memory = if in_stage { source.stage } else { source.page };
-        let of_memory = if in_stage { position - source.stage_from } else { row };
+        let of_memory = if in_stage { position - source.stage_from } else { start + (position - from) };
         cp_async16(codes, i, memory, of_memory * source.row_len + i % len);
     }
 }

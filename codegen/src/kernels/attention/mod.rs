@@ -1,8 +1,8 @@
 //! Attention over a cache of keys and values.
 //!
 //! Queries come as f32 rows [row][query head][value], normed and rotated, with the scale folded in; query head `h`
-//! reads key-value head `h / G`. A cache is pages of [capacity][key-value head][value], position p at row p % capacity
-//! of its page, and holds the keys and values of the chunk's own rows already. A query at position p sees positions p -
+//! reads key-value head `h / G`. A cache is pages of [row][key-value head][value], position p at row p % rows of its
+//! page, and holds the keys and values of the chunk's own rows already. A query at position p sees positions p -
 //! window < x <= p. `state` has the rows' records.
 //!
 //! - `address.rs`: a row's record, and the page of a position.
@@ -19,7 +19,7 @@
 //! - `narrow.rs`: caches of 8 bits: how they are made, and copied.
 //! - `flash.rs`: many rows, on tensor cores. `warpgroups.rs`: the same on Hopper, by warpgroups. `chunk.rs` is what
 //!   both read.
-//! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
+//! - `keep.rs`: after a chunk, its last rows to the pages of a sliding layer.
 
 pub mod address;
 pub mod chunk;
@@ -45,7 +45,6 @@ use gemma4c_dsl::ElementType;
 use gemma4c_plan::cuda::KvType;
 
 use super::kv_element;
-use address::BLOCK_ROWS;
 
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +55,7 @@ pub struct Attention {
     pub group: u32,
     /// Positions that a query sees, its own among them; `None`: all.
     pub window: Option<u32>,
-    /// Rows of a ring; of a full layer, the positions there may be.
+    /// Positions that the pages of a sequence hold at once: of a full layer, all there may be.
     pub capacity: u32,
     /// Type of the cache.
     pub kv: KvType,
@@ -77,11 +76,6 @@ impl Attention {
     /// Type of the tiles that are multiplied.
     pub fn element(&self) -> ElementType {
         kv_element(self.kv)
-    }
-
-    /// Rows of a page: the launch argument `capacity`.
-    pub fn page_rows(&self) -> u32 {
-        if self.window.is_some() { self.capacity } else { BLOCK_ROWS }
     }
 
     /// The launch argument `window`.

@@ -171,7 +171,8 @@ pub fn copy_vector<KV: Float>(to: Shared<KV>, cache: Input<KV>, from: u32, is_st
 #[device]
 pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
     codes: Shared<KV>,
-    cache: Input<KV>,
+    near: Input<KV>,
+    far: Input<KV>,
     at: u32,
     end: u32,
     stored: u32,
@@ -189,7 +190,7 @@ pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALE
     let vectors = (D + 255) / 256;
     if ready == KEYS && first + KEYS <= capacity {
         // Pointers first: what is added to them is one multiplication.
-        let from = cache.offset((first + key) * row_len + place);
+        let from = near.offset((first + key) * row_len + place);
         let to = codes.offset(key * code_row() + place);
         #[unroll]
         for i in 0..KEYS * D / (THREADS * 16) {
@@ -199,32 +200,28 @@ pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALE
             #[unroll(1)]
             for i in (thread_idx()..KEYS * vectors).by(THREADS) {
                 let scales = D / 2 + i % vectors * 8;
-                cp_async16(codes, i / vectors * code_row() + scales, cache, (first + i / vectors) * row_len + scales);
+                cp_async16(codes, i / vectors * code_row() + scales, near, (first + i / vectors) * row_len + scales);
             }
         }
     } else {
         #[unroll(1)]
         for i in (0..KEYS).by(THREADS * 16 / D) {
             let row = key + i;
-            let from = wrapped_row(first + row, capacity) * row_len + place;
-            copy_vector(codes.offset(row * code_row() + place), cache, from, row < ready, row >= end - at);
+            let page = if first + row < capacity { near } else { far };
+            let from = (first + row) % capacity * row_len + place;
+            copy_vector(codes.offset(row * code_row() + place), page, from, row < ready, row >= end - at);
         }
         if SCALED {
             #[unroll(1)]
             for i in (thread_idx()..KEYS * vectors).by(THREADS) {
                 let scales = D / 2 + i % vectors * 8;
                 let row = i / vectors;
-                let from = wrapped_row(first + row, capacity) * row_len + scales;
-                copy_vector(codes.offset(row * code_row() + scales), cache, from, row < ready, row >= end - at);
+                let page = if first + row < capacity { near } else { far };
+                let from = (first + row) % capacity * row_len + scales;
+                copy_vector(codes.offset(row * code_row() + scales), page, from, row < ready, row >= end - at);
             }
         }
     }
-}
-
-/// A row of a page that is counted on from another: a ring wraps at most once between two visible positions.
-#[device]
-pub fn wrapped_row(row: u32, capacity: u32) -> u32 {
-    if row < capacity { row } else { row - capacity }
 }
 
 /// Puts the codes of a position that the cache does not hold into their place in a tile.

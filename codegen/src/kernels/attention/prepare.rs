@@ -44,7 +44,7 @@ pub fn new_row<const D: u32, KV: Float>(kv: KvViewMut<KV>, page: u64, position: 
 /// The page of the row's own position, where this block makes its key and value.
 #[device]
 pub fn new_page<KV: Float>(kv: KvViewMut<KV>, slot: u32, position: u32, is_own: bool) -> u64 {
-    if is_own { page_start(kv.pages, slot, position, kv.window, kv.max_pages, kv.page_stride) } else { 0u64 }
+    if is_own { page_start(kv.pages, slot, position, kv.capacity, kv.max_pages, kv.page_stride) } else { 0u64 }
 }
 
 /// The raw heads of the warp: the queries of the block, then its new key and value. A lane has values i and i + D / 2

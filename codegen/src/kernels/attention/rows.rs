@@ -25,7 +25,7 @@ use super::narrow::{narrow_slot, operands_slot};
 use super::prepare::{HeadsMemory, fill_rotations, load_frequencies, load_heads, new_page, new_row, prepare_heads};
 use super::shape::clustered_multiprocessors;
 use super::split::{
-    Seen, SplitMemory, attend, clear_softmax, copy_first, head_of, load_operands, page_of, read_only_view,
+    Seen, SplitMemory, attend, clear_softmax, copy_first, head_of, load_operands, pages_of, read_only_view,
     require_tiles, seen_from,
 };
 use super::step::StepOut;
@@ -191,7 +191,7 @@ pub fn attention_rows<
     let mut is_odd = false;
     let start = split_start(cluster * (O.CLUSTER_SIZE * O.TURNS) + rank, seen);
     if start <= position {
-        copy_first(block, head, page_of(head, start), start, seen);
+        copy_first(block, head, pages_of(head, start), start, seen);
         fill_rotations(&mut frequencies, position, rotations);
         if C.TENSOR && !C.NARROW {
             clear_weights(weights);

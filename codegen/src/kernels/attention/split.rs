@@ -14,7 +14,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_plan::cuda::KvType;
 
-use super::address::{first_visible, page_start};
+use super::address::{first_visible, page_number, page_start};
 use super::codes::{load_code_queries, mix_codes, score_codes, write_columns};
 use super::floats::{mix_floats, score_floats, weigh_floats, write_floats};
 use super::narrow::{code_row, copy_codes, head_len, patch_codes};
@@ -62,6 +62,15 @@ pub struct Tile {
     pub limit: u32,
 }
 
+/// The numbers of the pages that a tile's keys are on: where they start takes twice the registers.
+#[registers]
+pub struct TilePages {
+    /// The first key's.
+    pub near: u32,
+    /// The last key's. A full layer's tile is on one page.
+    pub far: u32,
+}
+
 /// The shared memory of a block that attends to a split. Queries, scores and sums may have the same place, one after
 /// the other.
 #[view]
@@ -93,8 +102,8 @@ pub fn require_tiles<const S: AttentionShape, const C: CacheFormat, const T: Dec
     require!(T.KEYS * S.D % (T.THREADS * T.VECTOR) == 0 && S.GROUP <= 16 && S.D % 128 == 0);
     require!(!C.TENSOR || T.THREADS / 32 % T.SLICES == 0 && T.KEYS * T.SLICES * 2 % T.THREADS == 0);
     require!(!C.NARROW || T.SLICES * 32 == T.THREADS);
-    // A tile of a full layer is in one page.
-    require!(256 % T.KEYS == 0);
+    // A tile of a full layer is on one page, that of a window on two at most: pages are whole runs of 64.
+    require!(64 % T.KEYS == 0);
 }
 
 /// A cache that is not written.
@@ -145,7 +154,16 @@ pub fn seen_from(position: u32, stored: u32, window: u32, segment: u32, splits: 
 /// The element with which the page of a position starts.
 #[device]
 pub fn page_of<KV: Float>(head: HeadView<KV>, position: u32) -> u64 {
-    page_start(head.pages, head.slot, position, head.window, head.max_pages, head.page_stride)
+    page_start(head.pages, head.slot, position, head.capacity, head.max_pages, head.page_stride)
+}
+
+/// The pages of the tile at a position. Both are looked up at once, before it is known whether they differ.
+#[device]
+pub fn pages_of<const KEYS: u32, KV: Float>(head: HeadView<KV>, at: u32) -> TilePages {
+    TilePages {
+        near: page_number(head.pages, head.slot, at, head.capacity, head.max_pages),
+        far: page_number(head.pages, head.slot, at + (KEYS - 1), head.capacity, head.max_pages),
+    }
 }
 
 /// The tile after: in the same segment, or in the split's next one. Counted on from tile to tile: a division would take
@@ -171,14 +189,14 @@ pub fn tile_row_len<const D: u32, const NARROW: bool>() -> u32 {
     if NARROW { code_row() } else { D + 8 }
 }
 
-/// Issues the copies of the keys (or values) of positions `at..end`, of one head. The cache holds those before
-/// `stored`; what it does not hold yet stays as it is. The tile's rest becomes zero: it weighs nothing, but what a ring
-/// holds there need not be a number. A ring holds all visible positions, so it wraps at most once between them; a full
-/// layer's tile is in one page.
+/// Issues the copies of the keys (or values) of positions `at..end`, of one head: from the page `near`, and behind its
+/// end from the page `far`. The cache holds the positions before `stored`; what it does not hold yet stays as it is.
+/// The tile's rest becomes zero: it weighs nothing, but what a page holds there need not be a number.
 #[device]
 pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
     tile: Shared<KV>,
-    cache: Input<KV>,
+    near: Input<KV>,
+    far: Input<KV>,
     at: u32,
     end: u32,
     stored: u32,
@@ -191,9 +209,9 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
     let key = thread_idx() * VECTOR / D;
     let column = thread_idx() * VECTOR % D;
     if at + KEYS <= end.min(stored) && start + KEYS <= capacity {
-        // Most tiles: the cache has all of it, contiguously. Pointers first: what is added to them is one
+        // The cache has all of it, contiguously. Pointers first: what is added to them is one
         // multiplication.
-        let from = cache.offset((start + key) * row_len + column);
+        let from = near.offset((start + key) * row_len + column);
         let to = tile.offset(key * (D + 8) + column);
         #[unroll]
         for i in 0..KEYS * D / (THREADS * VECTOR) {
@@ -202,20 +220,22 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
     } else {
         // Copies before stores: they are on the way to the first score.
         let to = tile.offset(key * (D + 8) + column);
-        let from = cache.offset(column);
         let here = end.min(stored);
         #[unroll]
         for i in 0..KEYS * D / (THREADS * VECTOR) {
             let row = start + key + i * at_once;
-            let wrapped = if row < capacity { row } else { row - capacity };
+            let from = if row < capacity { near } else { far };
+            let of_page = if row < capacity { row } else { row - capacity };
             if at + key + i * at_once < here {
-                cp_async16(to, i * at_once * (D + 8), from, wrapped * row_len);
+                cp_async16(to, i * at_once * (D + 8), from, of_page * row_len + column);
             }
         }
-        #[unroll]
-        for i in 0..KEYS * D / (THREADS * VECTOR) {
-            if at + key + i * at_once >= end {
-                store(to, i * at_once * (D + 8), U32x4::ZERO);
+        if at + KEYS > end {
+            #[unroll]
+            for i in 0..KEYS * D / (THREADS * VECTOR) {
+                if at + key + i * at_once >= end {
+                    store(to, i * at_once * (D + 8), U32x4::ZERO);
+                }
             }
         }
     }
@@ -233,20 +253,23 @@ pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float
     }
 }
 
-/// Issues the copies of a tile's keys (or values) from `cache`, the page and head that have them.
+/// Issues the copies of a tile's keys (or values) from `cache`, the head's part of all pages.
 #[device]
 pub fn copy_rows<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile, KV: Float>(
     to: Shared<KV>,
     cache: Input<KV>,
+    pages: TilePages,
     tile: Tile,
     head: HeadView<KV>,
     seen: Seen,
 ) {
     let end = tile_end(tile, seen.position);
+    let near = cache.offset(pages.near as u64 * head.page_stride as u64);
+    let far = cache.offset(pages.far as u64 * head.page_stride as u64);
     if C.NARROW {
-        copy_codes(to, cache, tile.at, end, seen.stored, head.row_len, head.capacity);
+        copy_codes(to, near, far, tile.at, end, seen.stored, head.row_len, head.capacity);
     } else {
-        copy_tile(to, cache, tile.at, end, seen.stored, head.row_len, head.capacity);
+        copy_tile(to, near, far, tile.at, end, seen.stored, head.row_len, head.capacity);
     }
 }
 
@@ -264,22 +287,22 @@ pub fn patch_rows<const S: AttentionShape, const C: CacheFormat, const T: Decode
     }
 }
 
-/// Issues the copies of a split's first tile, whose page is known: keys and values each as a group, or all as one.
+/// Issues the copies of a split's first tile, whose pages are known: keys and values each as a group, or all as one.
 #[device]
 pub fn copy_first<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile, const P: Pipeline, KV: Float>(
     block: SplitMemory<KV>,
     head: HeadView<KV>,
-    page: u64,
+    pages: TilePages,
     first: u32,
     seen: Seen,
 ) {
     let tile = Tile { at: first, limit: first + seen.segment };
-    copy_rows(block.even, head.k.offset(page), tile, head, seen);
+    copy_rows(block.even, head.k, pages, tile, head, seen);
     if !P.WHOLE_TILES {
         cp_async_commit();
     }
     let values = if P.TILES == 2 { block.even.offset(T.KEYS * tile_row_len()) } else { block.odd };
-    copy_rows(values, head.v.offset(page), tile, head, seen);
+    copy_rows(values, head.v, pages, tile, head, seen);
     cp_async_commit();
 }
 
@@ -435,14 +458,14 @@ pub fn attend<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile
     let mut issued = tile;
     if P.TILES == 2 && !P.WHOLE_TILES {
         issued = next_tile(tile, seen);
-        let page = page_of(head, issued.at.min(seen.position));
+        let pages = pages_of(head, issued.at.min(seen.position));
         if issued.at <= seen.position {
-            copy_rows(block.odd, head.k.offset(page), issued, head, seen);
+            copy_rows(block.odd, head.k, pages, issued, head, seen);
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
         if issued.at <= seen.position {
-            copy_rows(block.odd.offset(T.KEYS * tile_row_len()), head.v.offset(page), issued, head, seen);
+            copy_rows(block.odd.offset(T.KEYS * tile_row_len()), head.v, pages, issued, head, seen);
         }
         cp_async_commit();
     }
@@ -454,15 +477,15 @@ pub fn attend<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile
             at: if is_last { after } else { following.at },
             limit: if is_last { after + seen.segment } else { following.limit },
         };
-        let page = page_of(head, next.at.min(seen.position));
+        let pages = pages_of(head, next.at.min(seen.position));
         let keys = if P.TILES == 2 && *is_odd { block.odd } else { block.even };
         let values = if P.TILES == 2 { keys.offset(T.KEYS * tile_row_len()) } else { block.odd };
         let is_new = end > seen.stored;
         if P.WHOLE_TILES {
             let other = if *is_odd { block.even } else { block.odd };
             if next.at <= seen.position {
-                copy_rows(other, head.k.offset(page), next, head, seen);
-                copy_rows(other.offset(T.KEYS * tile_row_len()), head.v.offset(page), next, head, seen);
+                copy_rows(other, head.k, pages, next, head, seen);
+                copy_rows(other.offset(T.KEYS * tile_row_len()), head.v, pages, next, head, seen);
             }
             cp_async_commit();
         }
@@ -482,7 +505,7 @@ pub fn attend<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile
         barrier();
         if !P.WHOLE_TILES {
             if next.at <= seen.position {
-                copy_rows(keys, head.k.offset(page), next, head, seen);
+                copy_rows(keys, head.k, pages, next, head, seen);
             }
             cp_async_commit();
         }
@@ -501,7 +524,7 @@ pub fn attend<const S: AttentionShape, const C: CacheFormat, const T: DecodeTile
         }
         if !P.WHOLE_TILES {
             if next.at <= seen.position {
-                copy_rows(values, head.v.offset(page), next, head, seen);
+                copy_rows(values, head.v, pages, next, head, seen);
             }
             cp_async_commit();
         }

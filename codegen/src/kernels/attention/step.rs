@@ -23,7 +23,9 @@ use super::prepare::{
     store_norms,
 };
 use super::shape::ROOMY;
-use super::split::{SplitMemory, attend_alone, copy_first, head_of, page_of, read_only_view, require_tiles, seen_from};
+use super::split::{
+    SplitMemory, attend_alone, copy_first, head_of, pages_of, read_only_view, require_tiles, seen_from,
+};
 use super::tensor::clear_weights;
 use super::view::{AttentionShape, CacheFormat, DecodeTile, KvViewMut, PartialResults, Pipeline, Projections};
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of, scale_of};
@@ -198,8 +200,8 @@ pub fn attention_step<
     let is_own = O.HAS_KV && seen.newest == block_idx_y();
     let head = head_of(read_only_view(kv), record.w, block_idx(), grid_dim());
     let page_of_new = new_page(kv, record.w, position, is_own);
-    let page = if sees { page_of(head, at) } else { 0u64 };
-    // Cosines are computed while the page is looked up.
+    let pages = pages_of(head, if sees { at } else { position });
+    // Cosines are computed while the pages are looked up.
     if sees {
         fill_rotations(&mut frequencies, position, rotations);
         if C.TENSOR && !C.NARROW {
@@ -207,7 +209,7 @@ pub fn attention_step<
         }
     }
     if O.PREFETCH_KV && sees {
-        copy_first(block, head, page, at, seen);
+        copy_first(block, head, pages, at, seen);
     }
     if O.PREFETCH_RECORD {
         grid_dependency_wait();
@@ -220,7 +222,7 @@ pub fn attention_step<
         let mut high = regs(0.0f32, O.ROUNDS * S.D / 64);
         load_heads(heads, row, &mut low, &mut high);
         if !O.PREFETCH_KV {
-            copy_first(block, head, page, at, seen);
+            copy_first(block, head, pages, at, seen);
         }
         barrier();
         // The new key and value: to their places in the first tile, or kept for a later one.

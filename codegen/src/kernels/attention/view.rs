@@ -11,7 +11,7 @@ use gemma4c_plan::cuda::KvType;
 /// The cache of a layer, to be read: its pages and which position is where (`address.rs`).
 #[view]
 pub struct KvView<KV: Float> {
-    /// `pages[slot][position / 256]`, for a full layer.
+    /// `pages[slot][position / capacity % max_pages]`.
     pub pages: Weights<u32>,
     pub k: Input<KV>,
     pub v: Input<KV>,
@@ -19,7 +19,7 @@ pub struct KvView<KV: Float> {
     pub window: u32,
     /// Rows of a page.
     pub capacity: u32,
-    /// Pages of a slot in the table.
+    /// Entries of a slot in the table.
     pub max_pages: u32,
     /// Elements from the start of a page to that of the next one.
     pub page_stride: u32,
@@ -38,7 +38,7 @@ pub struct KvViewMut<KV: Float> {
     pub page_stride: u32,
 }
 
-/// The keys and values of a chunk's own rows, of a layer whose ring does not hold them yet. Rows of one segment are in
+/// The keys and values of a chunk's own rows, of a layer whose pages do not hold them yet. Rows of one segment are in
 /// the order of their positions.
 #[view]
 pub struct StageView<KV: Float> {

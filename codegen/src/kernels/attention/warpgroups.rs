@@ -26,7 +26,6 @@ use super::Attention;
 use super::address::{SEGMENT_ROWS, first_visible, record_of};
 use super::chunk::{RowLimits, RowSums, TileSource, base_of, chunk_of, keys_of, no_sums, row_sum, values_of};
 use super::flash::{masked, row_max, store_pair};
-use super::narrow::wrapped_row;
 use super::plain::reach;
 use super::split::{head_at, page_of};
 use super::tensor::pack_pair;
@@ -85,7 +84,7 @@ pub fn copy_swizzled_tile<const WIDTH: u32, const KEYS: u32, const THREADS: u32,
     let from = at.max(source.first);
     let start = from % source.capacity;
     let in_stage = at >= source.stage_from;
-    let is_contiguous = in_stage || (source.stage_from - at >= KEYS && start + KEYS <= source.capacity);
+    let is_contiguous = in_stage || source.stage_from - at >= KEYS;
     if at >= source.first && at + KEYS <= source.last + 1 && is_contiguous {
         let begin = if in_stage { at - source.stage_from } else { start };
         let memory = if in_stage { source.stage } else { source.page };
@@ -98,10 +97,9 @@ pub fn copy_swizzled_tile<const WIDTH: u32, const KEYS: u32, const THREADS: u32,
         #[unroll(1)]
         for i in 0..KEYS * WIDTH / (THREADS * 8) {
             let position = (at + row + i * at_once).max(source.first).min(source.last);
-            let wrapped = wrapped_row(start + (position - from), source.capacity);
             let staged = position >= source.stage_from;
             let memory = if staged { source.stage } else { source.page };
-            let of_memory = if staged { position - source.stage_from } else { wrapped };
+            let of_memory = if staged { position - source.stage_from } else { start + (position - from) };
             let own = of_memory * source.row_len + column * 8;
             cp_async16(to, i * at_once * 64 + (place ^ i * at_once % 8 * 8), memory, own);
         }

@@ -40,7 +40,7 @@ pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     let of_record = row_of_record(record, row, record_stride);
     if of_record < record.y && i < width {
         let position = record.x + of_record;
-        let page = page_start(kv.pages, record.w, position, kv.window, kv.max_pages, kv.page_stride);
+        let page = page_start(kv.pages, record.w, position, kv.capacity, kv.max_pages, kv.page_stride);
         let to_row = row_of_page(position, row, kv.capacity);
         let mut k_page = kv.k.offset(page);
         let mut v_page = kv.v.offset(page);

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use crate::support;
 use gemma4c_blocks::DType;
+use gemma4c_plan::cuda::{Argument, CudaProgram};
 use gemma4c_plan::embedded::EmbeddedForm;
 use gemma4c_plan::{
     CacheId, Drafter, Kind, Medium, Op, Plan, PlanError, RowCount, START, VERSION, WeightId, own_bytes,
@@ -51,6 +52,36 @@ fn the_checksum_is_the_files_and_sees_every_section() {
     for other in changed {
         assert_ne!(other.checksum().unwrap(), own);
     }
+}
+
+/// Two pages of 8,192 bytes are those of one sequence; three sequences have use for six.
+#[test]
+fn a_program_gets_as_many_pages_as_there_is_room_for() {
+    let mut plan = support::plan();
+    let context = plan.program.context;
+    let program = &mut plan.cuda.as_mut().unwrap().program;
+    program.kv_layout.slots = 3;
+    let fixed = program.memory.device().unwrap() - program.memory.kv;
+    let within = |bytes, more| program.pages_within(bytes, context, more);
+    assert_eq!((within(u64::MAX, false), within(u64::MAX, true)), (Ok(2), Ok(6)));
+    assert_eq!((within(fixed + 5 * 8192 + 8191, false), within(fixed + 5 * 8192 + 8191, true)), (Ok(2), Ok(5)));
+    assert_eq!(within(fixed + 2 * 8192, true), Ok(2));
+    for too_few in [fixed + 2 * 8192 - 1, fixed - 1, 0] {
+        assert_eq!(within(too_few, true), Err(fixed + 2 * 8192));
+    }
+    let of_kv = |program: &CudaProgram| match program.phases[0].steps[1].launch.arguments[1] {
+        Argument::Memory(range) => (range.region, range.offset, range.bytes),
+        other => panic!("{other:?}"),
+    };
+    let (region, offset, bytes) = of_kv(program);
+    program.set_pages(5);
+    assert_eq!(of_kv(program), (region, offset, bytes + 3 * 8192));
+    assert_eq!((program.memory.kv, program.kv_layout.bytes()), (5 * 8192, 5 * 8192));
+    let bytes = plan.to_bytes().unwrap();
+    assert_eq!(Plan::from_bytes(&bytes).unwrap(), plan, "it is as right with more pages");
+    let program = &mut plan.cuda.as_mut().unwrap().program;
+    program.set_pages(2);
+    assert_eq!(of_kv(program), (region, offset, 3072));
 }
 
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise

@@ -1,13 +1,13 @@
 //! The GPU's part of the plan made by hand: small, and with everything a program may have.
 
 use gemma4c_plan::cuda::{
-    Argument, BLOCK_ROWS, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Gpu, Image, Kernel, KvCache, KvLayout,
-    KvType, Launch, Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region,
-    StepOutput,
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Gpu, Image, Kernel, KvCache, KvLayout, KvType, Launch,
+    Load, LoadArgument, LoadPart, Memory, PAGE_UNIT, Paging, PassReport, Phase, PhaseKind, Places, Range, Refusal,
+    Region, StepOutput,
 };
 use gemma4c_plan::{Plan, Target, WeightId};
 
-const MEMORY: Memory = Memory { weights: 1 << 16, kv: 4096, arena: 8192, host: 4096, seats: 0 };
+const MEMORY: Memory = Memory { weights: 1 << 16, kv: 16384, arena: 8192, host: 4096, seats: 0 };
 /// Indices into the kernels.
 const REPACK: u32 = 0;
 const EMBED: u32 = 1;
@@ -39,7 +39,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         segments: 64,
         asked: 384,
         pages: 448,
-        max_pages: 1,
+        windows: 452,
         suppress: 464,
         suppress_len: 4,
         history: 576,
@@ -51,13 +51,11 @@ pub fn with_cuda(plan: Plan) -> Plan {
     };
     let kv_layout = KvLayout {
         slots: 1,
-        rings: 1,
-        ring_bytes: 2048,
-        blocks: 2,
-        block_bytes: 1024,
-        blocks_at: 2048,
-        block_rows: BLOCK_ROWS,
-        caches: vec![KvCache { keys: 0, values: 1024, rows: 16, window: Some(8) }],
+        pages: 2,
+        page_bytes: 8192,
+        sliding: Paging { rows: PAGE_UNIT, entries: 1 },
+        full: Paging { rows: PAGE_UNIT, entries: 1 },
+        caches: vec![KvCache { keys: 0, values: 4096, window: Some(8) }],
     };
     let logits = range(Region::Arena, places.logits, vocab * 4);
     let history = range(Region::Arena, places.history, 64);

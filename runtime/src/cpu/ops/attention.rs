@@ -243,32 +243,32 @@ vectorised! {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::kv::{KvLayer, Pages};
+    use super::super::super::kv::{KvMemory, Pages};
     use super::super::testing::{Random, assert_close, with_threads};
     use super::*;
 
-    const RING: Pages<'_> = Pages::Ring(0);
+    const ALONE: Pages<'_> = Pages { table: &[0], entries: 1 };
 
     /// A layer to which random rows 0..positions have been appended.
-    fn filled(capacity: usize, positions: usize, heads: usize, dim: usize) -> KvLayer {
+    fn filled(capacity: usize, positions: usize, heads: usize, dim: usize) -> KvMemory {
         let (mut keys, mut values) = (Random::new(9), Random::new(10));
-        let mut kv = KvLayer::new(1, capacity, heads, dim);
+        let mut kv = KvMemory::of_layer(1, capacity, heads, dim);
         for position in 0..positions {
-            kv.append(RING, position, &keys.values(heads * dim), &values.values(heads * dim));
+            kv.append(0, ALONE, position, &keys.values(heads * dim), &values.values(heads * dim));
         }
         kv
     }
 
-    fn attended(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f32> {
+    fn attended(q: &[f32], kv: &KvMemory, first: usize, window: Option<usize>, heads: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; q.len()];
-        let kv = kv.view(RING);
+        let kv = kv.view(0, ALONE);
         let span = Span { kv, first_position: first, rows: q.len() / (heads * kv.head_dim()) };
         attention(q, &[span], window, &[], heads, &mut out);
         out
     }
 
-    fn exact(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f64> {
-        let (mut out, kv) = (vec![], kv.view(RING));
+    fn exact(q: &[f32], kv: &KvMemory, first: usize, window: Option<usize>, heads: usize) -> Vec<f64> {
+        let (mut out, kv) = (vec![], kv.view(0, ALONE));
         for (i, q) in q.chunks(kv.head_dim()).enumerate() {
             let (position, head) = (first + i / heads, i % heads / (heads / kv.heads()));
             let seen: Vec<usize> = (0..=position).filter(|p| window.is_none_or(|w| position - p < w)).collect();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_window_and_chunk_is_enough() {
+    fn pages_of_window_and_chunk_are_enough() {
         let (window, chunk, kv_heads, dim) = (300, 7, 2, 32);
         let whole = filled(1000, 1000, kv_heads, dim);
         for end in [7, 300, 307, 308, 614, 1000] {
@@ -339,22 +339,24 @@ mod tests {
         let tables: [&[u32]; 3] = [&[4, 0, 2], &[1], &[5, 3]];
         let ends = [700, 3, 300];
         for window in [None, Some(100)] {
-            let pages = |i: usize| if window.is_none() { Pages::Table(tables[i]) } else { Pages::Ring(2 - i as u32) };
-            let mut together = KvLayer::new(6, 256, kv_heads, dim);
+            // Of a window the first sequence has two pages, over and over.
+            let entries = if window.is_none() { 3 } else { 2 };
+            let pages = |i: usize| Pages { table: tables[i], entries };
+            let mut together = KvMemory::of_layer(6, 256, kv_heads, dim);
             let mut alone = vec![];
             let q = Random::new(5).values(3 * width);
             for (i, end) in ends.into_iter().enumerate() {
-                let mut own = KvLayer::new(1, 1000, kv_heads, dim);
+                let mut own = KvMemory::of_layer(1, 1000, kv_heads, dim);
                 let mut random = Random::new(20 + i as u64);
                 for position in 0..end {
                     let (keys, values) = (random.values(kv_heads * dim), random.values(kv_heads * dim));
-                    own.append(RING, position, &keys, &values);
-                    together.append(pages(i), position, &keys, &values);
+                    own.append(0, ALONE, position, &keys, &values);
+                    together.append(0, pages(i), position, &keys, &values);
                 }
                 alone.extend(attended(&q[i * width..][..width], &own, end - 1, window, heads));
             }
             let spans: Vec<Span> =
-                (0..3).map(|i| Span { kv: together.view(pages(i)), first_position: ends[i] - 1, rows: 1 }).collect();
+                (0..3).map(|i| Span { kv: together.view(0, pages(i)), first_position: ends[i] - 1, rows: 1 }).collect();
             let mut out = vec![f32::NAN; q.len()];
             attention(&q, &spans, window, &[], heads, &mut out);
             assert!(out == alone, "window {window:?}");
@@ -366,7 +368,8 @@ mod tests {
         for (rows, heads, dim) in [(1, 1, 32), (63, 3, 64), (270, 2, 72)] {
             let width = heads * dim;
             let kv = filled(rows, rows, heads, dim);
-            let [k, v] = kv.read_page(0).map(<[f32]>::to_vec);
+            let [k, v] =
+                kv.page(0).chunks_exact(rows * width).map(<[f32]>::to_vec).collect::<Vec<_>>().try_into().unwrap();
             let q = Random::new(4).values(rows * width);
             let mut out = vec![f32::NAN; q.len()];
             with_threads(2, || full_attention(&q, &k, &v, heads, width, &mut out));
@@ -382,7 +385,7 @@ mod tests {
         let kv = filled(400, 400, kv_heads, dim);
         let (first, rows, ahead) = (250, 150, [260..300, 310..399]);
         let q = Random::new(6).values(rows * width);
-        let span = Span { kv: kv.view(RING), first_position: first, rows };
+        let span = Span { kv: kv.view(0, ALONE), first_position: first, rows };
         let mut out = vec![f32::NAN; q.len()];
         attention(&q, &[span], Some(window), &ahead, heads, &mut out);
         for (row, (q, out)) in q.chunks(width).zip(out.chunks(width)).enumerate() {
@@ -394,9 +397,9 @@ mod tests {
 
     #[test]
     fn scores_far_apart_do_not_overflow() {
-        let mut kv = KvLayer::new(1, 600, 1, 32);
+        let mut kv = KvMemory::of_layer(1, 600, 1, 32);
         for position in 0..600 {
-            kv.append(RING, position, &[position as f32 * 10.0; 32], &[position as f32; 32]);
+            kv.append(0, ALONE, position, &[position as f32 * 10.0; 32], &[position as f32; 32]);
         }
         assert_eq!(attended(&[1.0; 32], &kv, 599, None, 1), [599.0; 32]);
         assert_eq!(attended(&[-1.0; 32], &kv, 599, None, 1), [0.0; 32]);

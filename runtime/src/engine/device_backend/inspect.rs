@@ -39,7 +39,7 @@ impl Inspect for BackendDevice {
         self.write(self.places.suppress, &words)
     }
 
-    /// Rows that are asked for one by one look at the rings when all of the chunk is in them.
+    /// Rows that are asked for one by one look at a window's pages when all of the chunk is on them.
     fn asked_rows(&self) -> u32 {
         self.limits.chunk().min(self.limits.spare_rows)
     }

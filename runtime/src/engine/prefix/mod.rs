@@ -1,10 +1,10 @@
 //! Prefixes of prompts that are kept, so that a prompt that begins alike is not read again.
 //!
-//! A prefix can be continued where two things are there: the global layers' rows of all its positions, and the windows
-//! of the sliding layers as they were at its end. The first are whole blocks, found by the hash of their keys (tokens,
-//! and of media their hash) and of all before them, and shared with running sequences. The second is a snapshot, a copy
-//! of the ring, at a place that the request named; the part of the last block belongs to it. A block is kept for as
-//! long as a snapshot needs it.
+//! A prefix can be continued where two things are there: the full layers' rows of all its positions, and the windows of
+//! the sliding layers as they were at its end. The first are whole pages, found by the hash of their keys (tokens, and
+//! of media their hash) and of all before them, and shared with running sequences. The second is a snapshot, copies of
+//! the window's pages, which the sequence goes on writing to, at a place that the request named; the part of the last
+//! page of full layers belongs to it. A page is kept for as long as a snapshot needs it.
 //!
 //! Only rows that prefill wrote come here: a decoded row is rounded otherwise, and an answer must not depend on what
 //! was cached.
@@ -14,28 +14,29 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gemma4c_plan::cuda::Paging;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{Device, Limits, Part};
-use super::pool::Pool;
+use super::device::{Device, Limits};
+use super::pool::{Pages, Pool};
 use super::seated::Adapted;
 use crate::RuntimeError;
 
 mod room;
 
-/// Where the copy of a ring or a block is.
-#[derive(Debug)]
+/// Where a page that is kept is: on the device, or in a unit of the second tier.
+#[derive(Clone, Copy, Debug)]
 enum Place {
     Device(u32),
-    Host(Vec<u32>),
+    Host(u32),
 }
 
-/// A whole block of tokens after a chain of whole blocks.
+/// A whole page of tokens after a chain of whole pages.
 #[derive(Debug)]
 struct Node {
     keys: Vec<u64>,
     place: Place,
-    /// Blocks before it.
+    /// Pages before it.
     depth: usize,
     /// Snapshots that need it.
     needed_by: u32,
@@ -46,14 +47,14 @@ struct Node {
 #[derive(Debug)]
 struct Snapshot {
     apart: Apart,
-    /// The hashes of its whole blocks, in order.
+    /// The hashes of its whole pages, in order.
     chain: Vec<u128>,
     /// The hash that the rest of the tokens follows.
     parent: u128,
-    /// Keys after the whole blocks, and their block.
+    /// Keys after the whole pages.
     rest: Vec<u64>,
-    rest_at: Option<Place>,
-    ring: Place,
+    /// Its own pages: those of the window by their entries in the table, then that of the rest, if there is one.
+    places: Vec<Place>,
     last_used: u64,
 }
 
@@ -64,18 +65,18 @@ pub(super) struct Apart {
     pub adapter: Option<Adapted>,
 }
 
-/// A prompt as it is looked up: a key for each position, the hashes of whole blocks of them, each with all before it,
+/// A prompt as it is looked up: a key for each position, the hashes of whole pages of them, each with all before it,
 /// and what keeps it apart from others.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     keys: Arc<[u64]>,
-    /// Of nothing, of the first block, of the first two …
+    /// Of nothing, of the first page, of the first two …
     hashes: Vec<u128>,
     apart: Apart,
 }
 
 impl Chain {
-    pub fn new(identity: u128, apart: Apart, keys: Vec<u64>, block_rows: u32) -> Chain {
+    pub fn new(identity: u128, apart: Apart, keys: Vec<u64>, rows: u32) -> Chain {
         let mut bytes = identity.to_le_bytes().to_vec();
         bytes.extend_from_slice(&apart.salt);
         if let Some(Adapted { filling, strength }) = apart.adapter {
@@ -83,10 +84,10 @@ impl Chain {
             bytes.extend(strength.to_le_bytes());
         }
         let mut hashes = vec![xxh3_128(&bytes)];
-        for block in keys.chunks_exact(block_rows as usize) {
+        for page in keys.chunks_exact(rows as usize) {
             bytes.clear();
             bytes.extend_from_slice(&hashes[hashes.len() - 1].to_le_bytes());
-            bytes.extend(block.iter().flat_map(|key| key.to_le_bytes()));
+            bytes.extend(page.iter().flat_map(|key| key.to_le_bytes()));
             hashes.push(xxh3_128(&bytes));
         }
         Chain { keys: keys.into(), hashes, apart }
@@ -97,8 +98,7 @@ impl Chain {
 #[derive(Clone, Copy)]
 pub(super) struct Prompt<'a> {
     pub chain: &'a Chain,
-    pub slot: u32,
-    pub pages: &'a [u32],
+    pub pages: &'a Pages,
 }
 
 /// A snapshot that a prompt can start from.
@@ -111,9 +111,9 @@ pub(super) struct Hit {
 /// What is kept.
 #[derive(Debug)]
 pub(super) struct Prefixes {
-    block_rows: usize,
-    ring_units: usize,
-    block_units: usize,
+    sliding: Paging,
+    /// Positions of a page of full layers.
+    rows: usize,
     nodes: BTreeMap<u128, Node>,
     snapshots: BTreeMap<u64, Snapshot>,
     /// Snapshots by the hash that their last tokens follow.
@@ -126,9 +126,8 @@ pub(super) struct Prefixes {
 impl Prefixes {
     pub fn new(limits: &Limits) -> Prefixes {
         Prefixes {
-            block_rows: limits.block_rows as usize,
-            ring_units: limits.ring_units as usize,
-            block_units: limits.block_units as usize,
+            sliding: limits.sliding,
+            rows: limits.full.rows as usize,
             nodes: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             after: BTreeMap::new(),
@@ -147,14 +146,14 @@ impl Prefixes {
     pub fn find(&self, chain: &Chain) -> Option<Hit> {
         for whole in (0..chain.hashes.len()).rev() {
             let Some(here) = self.after.get(&chain.hashes[whole]) else { continue };
-            let keys = &chain.keys[whole * self.block_rows..];
+            let keys = &chain.keys[whole * self.rows..];
             let fits = |id: &&u64| {
                 let snapshot = &self.snapshots[id];
                 let rest = &snapshot.rest;
                 rest.len() < keys.len() && keys.starts_with(rest) && self.is_of(snapshot, chain)
             };
             if let Some(id) = here.iter().filter(fits).max_by_key(|id| self.snapshots[id].rest.len()) {
-                let position = whole * self.block_rows + self.snapshots[id].rest.len();
+                let position = whole * self.rows + self.snapshots[id].rest.len();
                 return Some(Hit { snapshot: *id, position: position as u32 });
             }
         }
@@ -163,60 +162,61 @@ impl Prefixes {
 
     /// A hash alone is not believed.
     fn is_of(&self, snapshot: &Snapshot, chain: &Chain) -> bool {
-        let blocks = snapshot.chain.iter().zip(chain.keys.chunks_exact(self.block_rows));
-        snapshot.apart == chain.apart && blocks.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
+        let pages = snapshot.chain.iter().zip(chain.keys.chunks_exact(self.rows));
+        snapshot.apart == chain.apart && pages.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
     }
 
-    /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the
-    /// windows. `None` where there is no room, and then nothing has changed but that less may be kept.
+    /// Gives a sequence the pages it asks for, so many of sliding and of full layers, with the prefix on them. `None`
+    /// where there is no room, and then nothing has changed but that less may be kept.
     pub fn start_from(
         &mut self,
         hit: Hit,
-        slot: u32,
-        count: usize,
+        [sliding, full]: [usize; 2],
         pool: &mut Pool,
         device: &mut dyn Device,
-    ) -> Result<Option<Vec<u32>>, RuntimeError> {
+    ) -> Result<Option<Pages>, RuntimeError> {
         let chain = self.snapshots[&hit.snapshot].chain.clone();
         let resident: Vec<u32> = chain
             .iter()
             .filter_map(|hash| match self.nodes[hash].place {
-                Place::Device(block) => Some(block),
+                Place::Device(page) => Some(page),
                 Place::Host(_) => None,
             })
             .collect();
         // From here on they have another owner and stay.
-        resident.iter().for_each(|block| pool.share(*block));
-        if !self.make_room(count - resident.len(), Some(hit.snapshot), pool, device)? {
-            resident.iter().for_each(|block| pool.release(*block));
+        resident.iter().for_each(|page| pool.share(*page));
+        if !self.make_room(sliding + full - resident.len(), Some(hit.snapshot), pool, device)? {
+            resident.iter().for_each(|page| pool.release(*page));
             return Ok(None);
         }
         self.clock += 1;
-        let mut pages = Vec::with_capacity(count);
+        let mut pages = Pages::default();
         for hash in &chain {
-            let node = self.nodes.get_mut(hash).expect("a snapshot's blocks are kept");
+            let node = self.nodes.get_mut(hash).expect("a snapshot's pages are kept");
             node.last_used = self.clock;
-            if let Place::Host(units) = &node.place {
-                let block = pool.take_block().expect("there is room");
-                device.load(units, Part::Block(block))?;
-                self.free_units.extend(units);
-                node.place = Place::Device(block);
-                pool.share(block);
-            }
-            let Place::Device(block) = node.place else { unreachable!("it was loaded") };
-            pages.push(block);
+            pages.full.push(match node.place {
+                Place::Device(page) => page,
+                Place::Host(unit) => {
+                    let page = pool.take_page().expect("there is room");
+                    device.load(unit, page)?;
+                    self.free_units.push(unit);
+                    node.place = Place::Device(page);
+                    pool.share(page);
+                    page
+                }
+            });
         }
-        pages.extend((pages.len()..count).map(|_| pool.take_block().expect("there is room")));
+        pages.full.extend(pool.take_pages(full - chain.len()));
+        pages.sliding.extend(pool.take_pages(sliding));
         let snapshot = self.snapshots.get_mut(&hit.snapshot).expect("it was found");
         snapshot.last_used = self.clock;
-        match &snapshot.rest_at {
-            Some(Place::Device(block)) => device.copy(Part::Block(*block), Part::Block(pages[chain.len()]))?,
-            Some(Place::Host(units)) => device.load(units, Part::Block(pages[chain.len()]))?,
-            None => {}
-        }
-        match &snapshot.ring {
-            Place::Device(ring) => device.copy(Part::Ring(*ring), Part::Ring(slot))?,
-            Place::Host(units) => device.load(units, Part::Ring(slot))?,
+        let window = self.sliding.pages_for(hit.position) as usize;
+        let own = pages.sliding[..window].iter().chain(pages.full.get(chain.len()));
+        for (place, page) in snapshot.places.iter().zip(own) {
+            match place {
+                Place::Device(kept) => device.copy(*kept, *page)?,
+                Place::Host(unit) => device.load(*unit, *page)?,
+            }
         }
         Ok(Some(pages))
     }
@@ -230,41 +230,30 @@ impl Prefixes {
         pool: &mut Pool,
         device: &mut dyn Device,
     ) -> Result<(), RuntimeError> {
-        let Prompt { chain, slot, pages } = of;
-        let whole = position as usize / self.block_rows;
-        let rest = &chain.keys[whole * self.block_rows..position as usize];
+        let Prompt { chain, pages } = of;
+        let whole = position as usize / self.rows;
+        let rest = &chain.keys[whole * self.rows..position as usize];
         let parent = chain.hashes[whole];
         self.clock += 1;
         if let Some(id) = self.same(parent, rest, chain) {
             self.touch(id);
             return Ok(());
         }
-        let Some(ring) = self.place_for_ring(pool, device)? else { return Ok(()) };
-        let rest_at = match rest.is_empty() {
-            true => None,
-            false => match self.place_for_block(pool, device)? {
-                Some(place) => Some(place),
-                None => {
-                    self.let_go(ring, true, pool);
-                    return Ok(());
-                }
-            },
-        };
-        match &ring {
-            Place::Device(ring) => device.copy(Part::Ring(slot), Part::Ring(*ring))?,
-            Place::Host(units) => device.save(Part::Ring(slot), units)?,
+        let window = &pages.sliding[..self.sliding.pages_for(position) as usize];
+        let own: Vec<u32> = window.iter().chain(pages.full.get(whole).filter(|_| !rest.is_empty())).copied().collect();
+        let Some(places) = self.places_for(own.len(), pool, device)? else { return Ok(()) };
+        for (place, page) in places.iter().zip(own) {
+            match place {
+                Place::Device(kept) => device.copy(page, *kept)?,
+                Place::Host(unit) => device.save(page, *unit)?,
+            }
         }
-        match &rest_at {
-            Some(Place::Device(block)) => device.copy(Part::Block(pages[whole]), Part::Block(*block))?,
-            Some(Place::Host(units)) => device.save(Part::Block(pages[whole]), units)?,
-            None => {}
-        }
-        let blocks = chain.keys.chunks_exact(self.block_rows).zip(pages);
-        for (depth, (hash, (keys, block))) in chain.hashes[1..=whole].iter().zip(blocks).enumerate() {
+        let wholes = chain.keys.chunks_exact(self.rows).zip(&pages.full);
+        for (depth, (hash, (keys, page))) in chain.hashes[1..=whole].iter().zip(wholes).enumerate() {
             let node = self.nodes.entry(*hash).or_insert_with(|| {
-                pool.share(*block);
+                pool.share(*page);
                 let keys = keys.to_vec();
-                Node { keys, place: Place::Device(*block), depth, needed_by: 0, last_used: 0 }
+                Node { keys, place: Place::Device(*page), depth, needed_by: 0, last_used: 0 }
             });
             node.needed_by += 1;
             node.last_used = self.clock;
@@ -273,7 +262,7 @@ impl Prefixes {
         self.next += 1;
         self.after.entry(parent).or_default().push(id);
         let (apart, rest) = (chain.apart.clone(), rest.to_vec());
-        let snapshot = Snapshot { apart, chain: chain_of_it, parent, rest, rest_at, ring, last_used: self.clock };
+        let snapshot = Snapshot { apart, chain: chain_of_it, parent, rest, places, last_used: self.clock };
         self.snapshots.insert(id, snapshot);
         Ok(())
     }
@@ -289,8 +278,8 @@ impl Prefixes {
     pub fn use_named(&mut self, places: &[u32], chain: &Chain) {
         self.clock += 1;
         for &position in places {
-            let whole = position as usize / self.block_rows;
-            let rest = &chain.keys[whole * self.block_rows..position as usize];
+            let whole = position as usize / self.rows;
+            let rest = &chain.keys[whole * self.rows..position as usize];
             if let Some(id) = self.same(chain.hashes[whole], rest, chain) {
                 self.touch(id);
             }
@@ -301,7 +290,7 @@ impl Prefixes {
         let snapshot = self.snapshots.get_mut(&id).expect("it was found");
         snapshot.last_used = self.clock;
         for hash in &snapshot.chain {
-            self.nodes.get_mut(hash).expect("a snapshot's blocks are kept").last_used = self.clock;
+            self.nodes.get_mut(hash).expect("a snapshot's pages are kept").last_used = self.clock;
         }
     }
 
@@ -313,26 +302,22 @@ impl Prefixes {
                 self.after.remove(&snapshot.parent);
             }
         }
-        self.let_go(snapshot.ring, true, pool);
-        if let Some(place) = snapshot.rest_at {
-            self.let_go(place, false, pool);
-        }
+        snapshot.places.into_iter().for_each(|place| self.let_go(place, pool));
         for hash in snapshot.chain {
-            let node = self.nodes.get_mut(&hash).expect("a snapshot's blocks are kept");
+            let node = self.nodes.get_mut(&hash).expect("a snapshot's pages are kept");
             node.needed_by -= 1;
             if node.needed_by == 0
                 && let Some(node) = self.nodes.remove(&hash)
             {
-                self.let_go(node.place, false, pool);
+                self.let_go(node.place, pool);
             }
         }
     }
 
-    fn let_go(&mut self, place: Place, is_ring: bool, pool: &mut Pool) {
+    fn let_go(&mut self, place: Place, pool: &mut Pool) {
         match place {
-            Place::Device(ring) if is_ring => pool.release_ring(ring),
-            Place::Device(block) => pool.release(block),
-            Place::Host(units) => self.free_units.extend(units),
+            Place::Device(page) => pool.release(page),
+            Place::Host(unit) => self.free_units.push(unit),
         }
     }
 
@@ -349,27 +334,28 @@ impl Prefixes {
         all.into_iter().for_each(|id| self.drop_snapshot(id, pool));
     }
 
-    /// The blocks and rings of the device that it owns.
-    pub fn owned(&self) -> (Vec<u32>, Vec<u32>) {
-        let device = |place: &Place| match place {
-            Place::Device(index) => Some(*index),
-            Place::Host(_) => None,
-        };
-        let nodes = self.nodes.values().filter_map(|node| device(&node.place));
-        let rests = self.snapshots.values().filter_map(|s| s.rest_at.as_ref().and_then(device));
-        (nodes.chain(rests).collect(), self.snapshots.values().filter_map(|s| device(&s.ring)).collect())
+    /// Where everything is that is kept.
+    fn places(&self) -> impl Iterator<Item = Place> {
+        let nodes = self.nodes.values().map(|node| node.place);
+        nodes.chain(self.snapshots.values().flat_map(|snapshot| snapshot.places.iter().copied()))
     }
 
-    /// Whether every unit of the second tier is free or used once, and every block is needed by somebody.
+    /// The pages of the device that it owns.
+    pub fn owned(&self) -> Vec<u32> {
+        let on_device = |place| match place {
+            Place::Device(page) => Some(page),
+            Place::Host(_) => None,
+        };
+        self.places().filter_map(on_device).collect()
+    }
+
+    /// Whether every unit of the second tier is free or used once, and every page is needed by somebody.
     pub fn audit(&self, limits: &Limits) -> Result<(), String> {
-        let places = self.nodes.values().map(|node| &node.place);
-        let of_snapshots = self.snapshots.values().flat_map(|s| s.rest_at.iter().chain([&s.ring]));
         let mut units = self.free_units.clone();
-        for place in places.chain(of_snapshots) {
-            if let Place::Host(used) = place {
-                units.extend(used);
-            }
-        }
+        units.extend(self.places().filter_map(|place| match place {
+            Place::Host(unit) => Some(unit),
+            Place::Device(_) => None,
+        }));
         units.sort_unstable();
         if !units.iter().copied().eq(0..limits.host_units) {
             return Err(format!("units of the second tier: {units:?}"));
@@ -377,7 +363,7 @@ impl Prefixes {
         for (hash, node) in &self.nodes {
             let needed_by = self.snapshots.values().filter(|s| s.chain.contains(hash)).count();
             if needed_by != node.needed_by as usize || needed_by == 0 {
-                return Err(format!("a kept block is needed by {needed_by} snapshots, counted {}", node.needed_by));
+                return Err(format!("a kept page is needed by {needed_by} snapshots, counted {}", node.needed_by));
             }
         }
         Ok(())

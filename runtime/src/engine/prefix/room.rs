@@ -2,11 +2,11 @@
 
 use super::{Place, Prefixes};
 use crate::RuntimeError;
-use crate::engine::device::{Device, Part};
+use crate::engine::device::Device;
 use crate::engine::pool::Pool;
 
 impl Prefixes {
-    /// Makes `count` blocks free by letting go of what nobody but a kept prefix has. Where that is not enough, nothing
+    /// Makes `count` pages free by letting go of what nobody but a kept prefix has. Where that is not enough, nothing
     /// is let go.
     pub fn make_room(
         &mut self,
@@ -15,19 +15,19 @@ impl Prefixes {
         pool: &mut Pool,
         device: &mut dyn Device,
     ) -> Result<bool, RuntimeError> {
-        if pool.free_blocks() + self.idle_blocks(except, pool).count() < count {
+        if pool.free_pages() + self.idle_pages(except, pool).count() < count {
             return Ok(false);
         }
-        while pool.free_blocks() < count {
+        while pool.free_pages() < count {
             // Of equally old ones the deepest: what is before it may serve others.
-            let oldest = self.idle_blocks(except, pool).min_by_key(|idle| (idle.last_used, usize::MAX - idle.depth));
-            let Some(Idle { last_used, what, block, .. }) = oldest else { return Ok(false) };
-            match self.take_units(self.block_units, last_used, except, pool) {
-                // Making room in the second tier may have dropped the block itself.
-                Some(units) if self.is_there(what, block) => {
-                    device.save(Part::Block(block), &units)?;
-                    pool.release(block);
-                    self.put(what, Place::Host(units));
+            let oldest = self.idle_pages(except, pool).min_by_key(|idle| (idle.last_used, usize::MAX - idle.depth));
+            let Some(Idle { last_used, what, page, .. }) = oldest else { return Ok(false) };
+            match self.take_units(1, last_used, except, pool).as_deref() {
+                // Making room in the second tier may have dropped the page itself.
+                Some(&[unit]) if self.is_there(what, page) => {
+                    device.save(page, unit)?;
+                    pool.release(page);
+                    self.put(what, Place::Host(unit));
                 }
                 Some(units) => self.free_units.extend(units),
                 None => self.drop_what_needs(what, pool),
@@ -36,43 +36,50 @@ impl Prefixes {
         Ok(true)
     }
 
-    /// Blocks of the device that only a kept prefix has.
-    fn idle_blocks<'a>(&'a self, except: Option<u64>, pool: &'a Pool) -> impl Iterator<Item = Idle> + 'a {
+    /// Pages of the device that only a kept prefix has.
+    fn idle_pages<'a>(&'a self, except: Option<u64>, pool: &'a Pool) -> impl Iterator<Item = Idle> + 'a {
         let nodes = self.nodes.iter().filter_map(move |(hash, node)| match node.place {
-            Place::Device(block) if pool.owners(block) == 1 => {
-                Some(Idle { what: What::Node(*hash), block, depth: node.depth, last_used: node.last_used })
+            Place::Device(page) if pool.owners(page) == 1 => {
+                Some(Idle { what: What::Node(*hash), page, depth: node.depth, last_used: node.last_used })
             }
             _ => None,
         });
         let others = self.snapshots.iter().filter(move |(id, _)| Some(**id) != except);
-        let rests = others.filter_map(|(id, snapshot)| match snapshot.rest_at {
-            Some(Place::Device(block)) => {
-                let depth = snapshot.chain.len();
-                Some(Idle { what: What::Rest(*id), block, depth, last_used: snapshot.last_used })
-            }
-            _ => None,
+        let own = others.flat_map(|(id, snapshot)| {
+            let places = snapshot.places.iter().enumerate();
+            places.filter_map(|(index, place)| match place {
+                Place::Device(page) => Some(Idle {
+                    what: What::OfSnapshot(*id, index),
+                    page: *page,
+                    depth: snapshot.chain.len(),
+                    last_used: snapshot.last_used,
+                }),
+                Place::Host(_) => None,
+            })
         });
-        nodes.chain(rests)
+        nodes.chain(own)
     }
 
-    fn is_there(&self, what: What, block: u32) -> bool {
+    fn is_there(&self, what: What, page: u32) -> bool {
         let place = match what {
             What::Node(hash) => self.nodes.get(&hash).map(|node| &node.place),
-            What::Rest(id) => self.snapshots.get(&id).and_then(|snapshot| snapshot.rest_at.as_ref()),
+            What::OfSnapshot(id, index) => self.snapshots.get(&id).map(|snapshot| &snapshot.places[index]),
         };
-        matches!(place, Some(Place::Device(found)) if *found == block)
+        matches!(place, Some(Place::Device(found)) if *found == page)
     }
 
     fn put(&mut self, what: What, place: Place) {
         match what {
             What::Node(hash) => self.nodes.get_mut(&hash).expect("it is there").place = place,
-            What::Rest(id) => self.snapshots.get_mut(&id).expect("it is there").rest_at = Some(place),
+            What::OfSnapshot(id, index) => {
+                self.snapshots.get_mut(&id).expect("it is there").places[index] = place;
+            }
         }
     }
 
     fn drop_what_needs(&mut self, what: What, pool: &mut Pool) {
         let doomed: Vec<u64> = match what {
-            What::Rest(id) => vec![id],
+            What::OfSnapshot(id, _) => vec![id],
             What::Node(hash) => {
                 self.snapshots.iter().filter(|(_, s)| s.chain.contains(&hash)).map(|(id, _)| *id).collect()
             }
@@ -80,44 +87,18 @@ impl Prefixes {
         doomed.into_iter().for_each(|id| self.drop_snapshot(id, pool));
     }
 
-    pub(super) fn place_for_ring(
+    /// Places for the pages of a new snapshot, on the device or else in the second tier.
+    pub(super) fn places_for(
         &mut self,
+        count: usize,
         pool: &mut Pool,
         device: &mut dyn Device,
-    ) -> Result<Option<Place>, RuntimeError> {
-        if let Some(ring) = pool.take_ring() {
-            return Ok(Some(Place::Device(ring)));
+    ) -> Result<Option<Vec<Place>>, RuntimeError> {
+        if self.make_room(count, None, pool, device)? {
+            return Ok(Some(pool.take_pages(count).map(Place::Device).collect()));
         }
-        let resident = self.snapshots.iter().filter_map(|(id, snapshot)| match snapshot.ring {
-            Place::Device(ring) => Some((snapshot.last_used, *id, ring)),
-            Place::Host(_) => None,
-        });
-        match resident.min() {
-            Some((last_used, id, ring)) => {
-                match self.take_units(self.ring_units, last_used, Some(id), pool) {
-                    Some(units) => {
-                        device.save(Part::Ring(ring), &units)?;
-                        pool.release_ring(ring);
-                        self.snapshots.get_mut(&id).expect("it is the oldest").ring = Place::Host(units);
-                    }
-                    None => self.drop_snapshot(id, pool),
-                }
-                Ok(pool.take_ring().map(Place::Device))
-            }
-            // No ring of the device is for snapshots at all.
-            None => Ok(self.take_units(self.ring_units, self.clock, None, pool).map(Place::Host)),
-        }
-    }
-
-    pub(super) fn place_for_block(
-        &mut self,
-        pool: &mut Pool,
-        device: &mut dyn Device,
-    ) -> Result<Option<Place>, RuntimeError> {
-        if self.make_room(1, None, pool, device)? {
-            return Ok(pool.take_block().map(Place::Device));
-        }
-        Ok(self.take_units(self.block_units, self.clock, None, pool).map(Place::Host))
+        let units = self.take_units(count, self.clock, None, pool);
+        Ok(units.map(|units| units.into_iter().map(Place::Host).collect()))
     }
 
     /// Units of the second tier for something last used then: nothing newer is dropped for it.
@@ -125,11 +106,10 @@ impl Prefixes {
         while self.free_units.len() < count {
             let is_on_host = |place: &Place| matches!(place, Place::Host(_));
             let in_the_way = self.snapshots.iter().filter(|(id, snapshot)| {
-                let rest = snapshot.rest_at.as_ref().is_some_and(is_on_host);
                 let nodes = || snapshot.chain.iter().any(|hash| is_on_host(&self.nodes[hash].place));
                 Some(**id) != except
                     && snapshot.last_used < last_used
-                    && (is_on_host(&snapshot.ring) || rest || nodes())
+                    && (snapshot.places.iter().any(is_on_host) || nodes())
             });
             let (_, oldest) = in_the_way.map(|(id, snapshot)| (snapshot.last_used, *id)).min()?;
             self.drop_snapshot(oldest, pool);
@@ -139,10 +119,10 @@ impl Prefixes {
     }
 }
 
-/// A block of the device that could be let go.
+/// A page of the device that could be let go.
 struct Idle {
     what: What,
-    block: u32,
+    page: u32,
     depth: usize,
     last_used: u64,
 }
@@ -150,5 +130,6 @@ struct Idle {
 #[derive(Clone, Copy)]
 enum What {
     Node(u128),
-    Rest(u64),
+    /// One of a snapshot's own pages.
+    OfSnapshot(u64, usize),
 }

@@ -1,8 +1,8 @@
 //! Contradictions in the GPU's part of a plan: a GPU would not notice any of them.
 
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaDrafter, CudaProgram, CudaStep, DrafterPlaces, Image, KvCache, KvLayout,
-    Launch, LoadPart, PhaseKind, Range, Region,
+    Argument, Code, Constant, Cuda, CudaDrafter, CudaProgram, CudaStep, DrafterPlaces, Image, KvLayout, Launch,
+    LoadPart, PhaseKind, Range, Region,
 };
 use gemma4c_plan::{Plan, WeightId};
 
@@ -164,30 +164,36 @@ pub const PHASES: [(&str, Edit); 24] = [
 ];
 
 /// More of them, of keys and values.
-pub const KEYS_AND_VALUES: [(&str, Edit); 16] = [
+pub const KEYS_AND_VALUES: [(&str, Edit); 19] = [
     ("no sequence", |p| layout(p).slots = 0),
-    ("more sequences than rings", |p| layout(p).slots = 2),
-    ("rings that reach into the blocks", |p| layout(p).rings = 2),
-    ("rings of more bytes than there can be", |p| layout(p).ring_bytes = u64::MAX),
-    ("blocks beyond their region", |p| layout(p).blocks = 3),
-    ("blocks whose end overflows", |p| layout(p).blocks_at = u64::MAX - 1),
-    ("blocks of other rows", |p| layout(p).block_rows = 128),
+    ("tables of more sequences than there is room for", |p| layout(p).slots = 1 << 20),
+    ("pages beyond their region", |p| layout(p).pages = 3),
+    ("pages of more bytes than there can be", |p| layout(p).page_bytes = u64::MAX),
+    ("pages that do not fill their region", |p| program(p).memory.kv += 1),
+    ("pages of odd rows", |p| layout(p).sliding.rows = 65),
+    ("pages of no rows", |p| layout(p).full.rows = 0),
+    ("no pages for a sliding layer", |p| layout(p).sliding.entries = 0),
+    ("more pages of a window than the context has", |p| layout(p).sliding.entries = 2),
+    ("pages of windows that there are not", |p| {
+        (p.program.caches[0].window, p.program.caches[0].capacity) = (None, p.program.context);
+        layout(p).caches[0].window = None;
+    }),
+    ("pages for another context", |p| layout(p).full.entries = 2),
     ("a cache too few", |p| layout(p).caches.clear()),
-    ("a ring that is shorter than its window", |p| layout(p).caches[0].rows = 7),
-    ("a ring of another window", |p| layout(p).caches[0].window = Some(9)),
-    ("a ring where the program has blocks", |p| {
+    ("pages that hold less than a window", |p| {
+        (p.program.context, layout(p).caches[0].window) = (512, Some(65));
+        layout(p).full.entries = 8;
+        program(p).set_pages(9);
+        (p.program.caches[0].window, p.program.caches[0].capacity) = (Some(65), 512);
+    }),
+    ("a cache of another window", |p| layout(p).caches[0].window = Some(9)),
+    ("a sliding cache where the program has a full one", |p| {
         (p.program.caches[0].window, p.program.caches[0].capacity) = (None, p.program.context);
     }),
-    ("values over keys", |p| layout(p).caches[0].values = 1020),
-    ("values beyond the ring", |p| layout(p).caches[0].values = 1028),
+    ("values over keys", |p| layout(p).caches[0].values = 4092),
+    ("values beyond the page", |p| layout(p).caches[0].values = 4100),
     ("values whose end overflows", |p| layout(p).caches[0].values = u64::MAX - 1),
-    ("pages for another context", |p| program(p).places.max_pages = 2),
-    ("fewer blocks than a sequence has pages", |p| {
-        (p.program.caches[0].window, p.program.caches[0].capacity) = (None, p.program.context);
-        layout(p).caches[0] = KvCache { keys: 0, values: 256 * 64, rows: 256, window: None };
-        (layout(p).blocks_at, layout(p).ring_bytes, layout(p).block_bytes) = (0, 0, 4096);
-        (layout(p).blocks, program(p).memory.kv) = (0, 1 << 20);
-    }),
+    ("fewer pages than a sequence takes", |p| program(p).set_pages(1)),
 ];
 
 fn layout(plan: &mut Plan) -> &mut KvLayout {
