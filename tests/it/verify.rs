@@ -217,7 +217,7 @@ fn a_pool_is_whole_after_many_prompts() {
     place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64 --chunk 16");
     let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 300 --tokens 6 --decode 2 --seed 5");
     assert!(report.contains("in batches of 8: 600 rows, 0 differ\n"), "{report}");
-    assert!(report.ends_with("\npool: all 12 blocks are free again, and so is every ring\nok\n"), "{report}");
+    assert!(report.ends_with("\npool: all 24 pages are free again\nok\n"), "{report}");
     let shared = report
         .lines()
         .find_map(|line| line.strip_suffix(" chunks of prompts were shared by several")?.parse::<u32>().ok());
