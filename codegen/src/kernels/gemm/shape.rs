@@ -170,7 +170,8 @@ impl Gemm {
         let best_of = |height: u32| {
             // More blocks of a cluster would leave SMs of each GPC without any.
             let most = cluster.clamp(1, MOST_CLUSTER_BLOCKS);
-            let held_slices = [1, 2, 4, 8].into_iter().filter(|held| slices % held == 0 && slices / held <= most);
+            let held_slices =
+                [1, 2, 4, 8].into_iter().filter(|held| slices.is_multiple_of(*held) && slices / held <= most);
             let blocks = held_slices.flat_map(|held| (1..=BLOCK_WARPS / held).map(move |across| (held, across)));
             let usual = |(held, across): &(u32, u32)| self.pairs == 0 || held * across == PAIR_WARPS;
             let shapes = blocks.filter(usual).filter_map(|(held, across)| of(height, across, held));
