@@ -136,6 +136,27 @@ fn slices_follow_from_the_matrix() {
     assert_eq!(slices(16, 128), 1);
 }
 
+/// Few rows are in whole blocks, about one for each SM: neither one block for each warp, nor a second wave of them.
+#[test]
+fn few_rows_are_shared_out_among_all_sms() {
+    let h200 = GPUS.iter().find(|gpu| gpu.multiprocessors == 132).expect("a GPU with 132 SMs");
+    let gate_and_up = |dtype, outputs, k| Gemm {
+        dtype,
+        operands: ElementType::F16,
+        outputs,
+        k,
+        geglu: true,
+        pairs: 0,
+        out: ElementType::BF16,
+        epilogue: Vec::new(),
+        adapted: None,
+    };
+    for (of, across) in [(gate_and_up(DType::Q8_0, 10240, 2560), 10), (gate_and_up(DType::Q4_0, 15360, 3840), 15)] {
+        let shape = of.shape(8, 8, h200);
+        assert_eq!((shape.across, of.grid(shape, 8)), (across, [1, 128, 1]), "{shape:?}");
+    }
+}
+
 #[test]
 fn every_shape_fits_its_gpu() {
     for target in &GPUS {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! codes and scales ──► cp.async ──► ring of STAGES steps ──► 16 bits, in the layout of a left operand ─┐
-//! rows of activations ──► ring of steps ──► right operand ────────────────────────────────────────────┴─► mma or wgmma
+//! rows of activations ──► shared memory, ahead ──► right operand ─────────────────────────────────────┴─► mma or wgmma
 //! ```
 //!
 //! Weights are the left operand (C^T = W X^T): 16 of their rows fill an `mma`, and one row of activations costs as much
@@ -21,8 +21,10 @@
 //! group of copies is exact, while loads to registers share the few scoreboards of a warp, so that each wait is for the
 //! newest of them (measured: a fifth of the memory's speed).
 //!
-//! **The order of K** is that of the file, so that activations need no other one: a lane picks the values of a left
-//! operand out of the codes ([`decode`]).
+//! **The order of K** is that of the file, so that activations need no other one. Each 16 of it are one product. The
+//! order within them changes no bit on Hopper; elsewhere all rows have the same kernel. So warps give a lane a word of
+//! codes as it lies, with the activations that belong to it; a warpgroup's lane picks its values out of the codes,
+//! because `wgmma` reads activations in their order ([`decode`]).
 //!
 //! **Slices.** Those of a matrix with few rows are shared out among the warps of a block and the blocks of a cluster,
 //! so that every SM has weights to read. Their sums meet in shared memory, over DSMEM where there is a cluster.

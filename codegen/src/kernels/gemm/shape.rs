@@ -27,14 +27,15 @@ const SLICE_STEPS: u32 = 4;
 /// Warps of a block that multiply, each for itself, at most; and of one for sorted pairs.
 const BLOCK_WARPS: u32 = 16;
 const PAIR_WARPS: u32 = 8;
-/// Blocks of a cluster of them, at most.
-const MOST_CLUSTER_BLOCKS: u32 = 2;
+/// Blocks of theirs in a cluster, at most: more would leave SMs of each GPC without any.
+const CLUSTER_OF_WARPS: u32 = 2;
 /// Warps that an SM may have as well as one.
 const FEW_WARPS: u32 = 4;
-/// Bytes of shared memory that the codes of such a warp, and the activations of a block of them, may take.
+/// Bytes of shared memory that the codes of such a warp may take; of one for pairs, whose activations are as many bytes,
+/// so that two of its blocks share an SM.
 const CODE_BYTES_OF_WARP: u32 = 6 << 10;
-/// The same of pairs, whose activations are as many bytes: two of their blocks share an SM.
 const CODE_BYTES_OF_PAIRS: u32 = 4 << 10;
+/// Bytes of shared memory that the activations of a block may take.
 const X_BYTES: u32 = 124 << 10;
 /// Rows of activations of a tile, at most.
 pub const MOST_ROWS: u32 = 128;
@@ -164,12 +165,10 @@ impl Gemm {
             // As many bytes of codes in flight as keep the memory busy, whoever else is on the SM.
             let bytes = across * held * if self.pairs > 0 { CODE_BYTES_OF_PAIRS } else { CODE_BYTES_OF_WARP };
             let most = (bytes / shape.code_bytes_of_step(self.dtype)).clamp(3, 8);
-            let all = (2..=most).rev().flat_map(move |stages| self.parts(Shape { stages, ..shape }));
-            all.into_iter().find(&fits)
+            (2..=most).rev().flat_map(|stages| self.parts(Shape { stages, ..shape })).find(&fits)
         };
         let best_of = |height: u32| {
-            // More blocks of a cluster would leave SMs of each GPC without any.
-            let most = cluster.clamp(1, MOST_CLUSTER_BLOCKS);
+            let most = cluster.clamp(1, CLUSTER_OF_WARPS);
             let held_slices =
                 [1, 2, 4, 8].into_iter().filter(|held| slices.is_multiple_of(*held) && slices / held <= most);
             let blocks = held_slices.flat_map(|held| (1..=BLOCK_WARPS / held).map(move |across| (held, across)));

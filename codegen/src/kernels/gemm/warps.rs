@@ -1,4 +1,8 @@
-//! The product by warps, each for itself, with `mma.m16n8k16`: on GPUs without `wgmma`, and of few sorted rows.
+//! The product by warps, each for itself, with `mma.m16n8k16`: of few rows, of sorted pairs, and on GPUs without
+//! `wgmma`.
+//!
+//! A block copies the activations of its slices once, or in two parts that take turns where they are too many, so that
+//! its warps wait for each other only when a part begins, not at every step.
 
 use gemma4c_dsl::prelude::*;
 
